@@ -3,7 +3,7 @@
     runs/KEY@SLOT@ID@claimed@PROCESS     a scheduler has the slot, and starts the run or submits its job
     runs/KEY@SLOT@ID@running@PROCESS     a supervisor runs the program
     runs/KEY@SLOT@ID@queued@JOB          the job is queued
-    history/KEY/SLOT@ID@OUTCOME          the run has ended
+    history/KEY/SLOT@ID@OUTCOME          the run has ended; MISSED+3: it stands for three slots
 
 rename(2) succeeds for one caller: the process that a record names writes it, and a process that finds the other one
 dead takes the record over under its own name. The slot is a second name of the same file (slots.py), and the file has a
@@ -53,12 +53,15 @@ LAPSE_S = 3600.0
 SKEW_S = 120.0
 """Tolerance for clocks of two hosts, and for a slow file server."""
 
+DOUBT_S = 60.0
+"""After this time on another host, the scheduler's job of a run is looked up: it may have ended with its node."""
+
 AGAIN = "#"
 """Separates an entry's key from the attempt number in the claim for a rerun."""
 
-LOOSE, SEGMENTS = 64, 32
-"""An entry has at most so many records that are files of their own, and so many files of half as many older ones. Two
-processes that fold at once write some records into two files: twice as many as the history needs make up for that."""
+LOOSE, KEPT = 64, 512
+"""An entry has at most so many records that are files of their own; half as many older ones are one file. Such a file
+is deleted when newer ones have so many slots: two processes that fold at once write some records into two files."""
 
 _BLOCK = 4096
 _SUMMARY = 1000
@@ -116,6 +119,10 @@ class Run(NamedTuple):
     def is_mine(self) -> bool:
         """Return whether this process is the holder."""
         return self.holder.rpartition("-")[0] == _holder(0).rpartition("-")[0]
+
+    def is_doubtful(self, now: float) -> bool:
+        """Return whether it runs on another host, and for so long that its scheduler's job should be looked up."""
+        return self.state is State.RUNNING and not self.is_here and now - self.time > DOUBT_S
 
     @property
     def job(self) -> tuple[str, str]:
@@ -302,7 +309,7 @@ class Book:
             self.drop(mine)
             return None
         about = self.about(mine)
-        record = _record(about.get("end"))
+        record = record_from(about.get("end"))
         if record is None:
             started = run.time if run.state is State.RUNNING else None
             record = RunRecord(
@@ -344,14 +351,11 @@ class Book:
         that order, it is found.
         """
         queued = [run for run in self.active() if run.entry_key == key and run.state is State.QUEUED]
-        records = [_record(self.about(run).get("end")) or _by_name(run, Outcome.SUBMITTED) for run in queued]
+        records = [record_from(self.about(run).get("end")) or _by_name(run, Outcome.SUBMITTED) for run in queued]
         filed = [self._filed(key, *names) for names in self._listed(key)[1]]
         found: dict[int, RunRecord] = {}
         for path in self._listed(key)[0]:
-            with suppress(NotRegularFile):
-                content = read_regular(path, 2**22)
-                lines = map(_record, parse_lines(content[0].splitlines() if content is not None else ()))
-                found |= {line.slot: line for line in lines if line is not None and line.outcome is not Outcome.RUNNING}
+            found |= _segment(path)
         found |= {record.slot: record for record in (*records, *filed) if record is not None}
         return tuple(found[slot] for slot in sorted(found))
 
@@ -382,7 +386,8 @@ class Book:
                     segments.append((int(name.partition("@")[0]), directory / name))
                 else:
                     slot, id, outcome = name.split("@")
-                    loose.append((int(slot), f"{int(id, 16):020x}", Outcome[outcome].name))
+                    _outcome(outcome)
+                    loose.append((int(slot), f"{int(id, 16):020x}", outcome))
         return [self._history / f"{key}.jsonl", *(path for _, path in sorted(segments))], sorted(loose)
 
     def _fold(self, key: str) -> None:
@@ -400,8 +405,13 @@ class Book:
                 return
             digest = crc32(" ".join(path.name for path in paths).encode())  # two processes may list different records
             write_atomic(directory / f"{old[-1][0]}@{digest:08x}.jsonl", text, mode=self._file_mode)
-            for path in [*paths, *segments[: -SEGMENTS + 1]]:
+            for path in paths:
                 path.unlink(missing_ok=True)
+            newer: set[int] = set()
+            for path in reversed(segments):
+                if len(newer) >= KEPT:
+                    path.unlink(missing_ok=True)
+                newer |= _segment(path).keys()
 
     def _filed(self, key: str, slot: int, id: str, outcome: str) -> RunRecord | None:
         """Return a record that is a file of its own; None: it moved meanwhile.
@@ -411,7 +421,7 @@ class Book:
         about = _read(self._history / key / f"{slot}@{id}@{outcome}")
         if about is None:
             return None
-        return _record(about.get("end")) or _by_name(Run(key, slot, id, State.RUNNING, ""), Outcome[outcome])
+        return record_from(about.get("end")) or _by_name(Run(key, slot, id, State.RUNNING, ""), *_outcome(outcome))
 
     def _place(self, key: str, slot: int, id: str, record: RunRecord) -> Path:
         directory = self._history / key
@@ -419,7 +429,8 @@ class Book:
             with suppress(FileNotFoundError):
                 directory.rename(directory.with_name(f"{key}.{os.urandom(3).hex()}.damaged"))
             make_directory(directory, mode=self._directory_mode)
-        return directory / f"{slot}@{id}@{record.outcome.name}"
+        several = f"+{record.count}" if record.count > 1 else ""
+        return directory / f"{slot}@{id}@{record.outcome.name}{several}"
 
     def _write(self, run: Run, record: RunRecord) -> None:
         """Write an end into the file of a record. Raise OSError."""
@@ -476,15 +487,31 @@ def _read(path: Path) -> dict[str, Any] | None:
         return {}
 
 
-def _record(content: object) -> RunRecord | None:
+def record_from(content: object) -> RunRecord | None:
+    """Return a record from its JSON; None if there is none, or it is invalid."""
     with suppress(KeyError, TypeError, ValueError, AttributeError):
         return RunRecord.from_json(content)  # type: ignore[arg-type]
     return None
 
 
-def _by_name(run: Run, outcome: Outcome) -> RunRecord:
+def _segment(path: Path) -> dict[int, RunRecord]:
+    """Return the records of a file of several by slot; empty if it is gone. Raise StateDirectoryError."""
+    with suppress(NotRegularFile):
+        content = read_regular(path, 2**22)
+        lines = map(record_from, parse_lines(content[0].splitlines() if content is not None else ()))
+        return {line.slot: line for line in lines if line is not None and line.outcome is not Outcome.RUNNING}
+    return {}
+
+
+def _outcome(text: str) -> tuple[Outcome, int]:
+    """Return outcome and count as the name of a record has them. Raise KeyError or ValueError."""
+    name, _, count = text.partition("+")
+    return Outcome[name], int(count or 1)
+
+
+def _by_name(run: Run, outcome: Outcome, count: int = 1) -> RunRecord:
     name, moment = run.entry_key.replace("+", "/", 1), int(run.id[:16], 16) / 1e9
-    return RunRecord(name=name, slot=run.slot, outcome=outcome, time=moment, job_id=run.job[1])
+    return RunRecord(name=name, slot=run.slot, outcome=outcome, time=moment, job_id=run.job[1], count=count)
 
 
 def _block(content: Mapping[str, Any]) -> bytes:

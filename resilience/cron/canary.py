@@ -59,11 +59,17 @@ class CanaryAnswer:
 def ask(cron: CronProject) -> str:
     """Write a request for the next tick, and return its id.
 
-    Raise UsageError if no channel is configured, StateDirectoryError if the request cannot be written.
+    Raise UsageError if no channel is configured or the scheduler is stopped, StateDirectoryError if the request cannot
+    be written.
     """
     if not cron.project.loaded.settings.alert.channels:
         raise UsageError(
             "no channel is configured, so a canary cannot be delivered", hint='[alert] channels = ["email"]'
+        )
+    if cron.state.stopped() is not None:
+        raise UsageError(
+            "the scheduler is stopped, so no tick sends a canary",
+            hint="resil cron install; to send a test alert from here: resil alert test",
         )
     system = cron.project.system
     for directory in (cron.state.path, cron.state.path / DIRECTORY):

@@ -78,7 +78,7 @@ class _Leaving(CronDirectory):
     why = ""
 
     def stopped(self) -> Mapping[str, Any] | None:
-        return {"by": "", "why": self.why, "time": time.time()} if self.why else super().stopped()
+        return {"leaves": self.why} if self.why else super().stopped()
 
 
 @dataclass

@@ -170,3 +170,13 @@ def _tool_directories(path: str) -> tuple[str, ...]:
 
     found = (shutil.which(program, path=path) for program in ("sbatch", "squeue"))
     return tuple(dict.fromkeys(os.path.dirname(program) for program in found if program))  # noqa: PTH120
+
+
+def reread(cron: CronProject) -> CronProject:
+    """Return the cron with its settings as they are now, and its state where it was. Raise SettingsError for settings
+    that no tick can use."""
+    from resilience.settings.load import load
+
+    project = cron.project
+    fresh = open_cron(replace(project, loaded=load(project.system, named=project.loaded.path)))
+    return replace(fresh, state=cron.state)

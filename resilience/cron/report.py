@@ -75,6 +75,10 @@ class TickReporter:
         self._trouble = self._driver = ""
         self._is_due = False
 
+    def use(self, cron: CronProject) -> None:
+        """Go on with other settings."""
+        self._cron = cron
+
     def tick_started(self) -> None:
         """Note the start of a tick."""
         self._began = self._clock.monotonic()

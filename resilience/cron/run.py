@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilience.cron.book import AGAIN
+from resilience.cron.project import reread
 from resilience.cron.records import Kind, Outcome
-from resilience.cron.ticker import Ticker, TickResult, next_boundary
+from resilience.cron.ticker import Ticker, TickResult, changed, next_boundary
 from resilience.errors import ResilError, UsageError
 
 if TYPE_CHECKING:
@@ -139,6 +140,12 @@ def run(
     return Ran(1, done, "one tick requested")
 
 
+def _time_of_settings(cron: CronProject) -> int:
+    """Return when the settings file changed, in nanoseconds; 0: there is none, or an editor just replaces it."""
+    path = cron.project.loaded.path
+    return changed(path) if path is not None else 0
+
+
 class _Loop:
     def __init__(
         self, cron: CronProject, driver: str, until: float | None, stop: Callable[[], bool], say: Callable[[str], None]
@@ -148,6 +155,7 @@ class _Loop:
         self._clock = cron.project.system.clock
         self._ticker: Ticker = Ticker(cron, driver=driver, period_s=cron.settings.tick_s, until=until)
         self._reporter: TickReporter = TickReporter(cron)
+        self._cron, self._settings_time = cron, _time_of_settings(cron)
         self._until, self._stop, self._say = until, stop, say
         self._ticks = 0
         self._said: dict[str, int] = {}
@@ -171,7 +179,7 @@ class _Loop:
         return Ran(self._ticks, last, why)
 
     def _tick(self) -> TickResult | None:
-        done, trouble = TickResult(), ""
+        done, trouble, stale = TickResult(), "", self._reread()
         self._reporter.tick_started()
         try:
             done = self._ticker.tick()
@@ -185,9 +193,23 @@ class _Loop:
             trouble = f"internal error: {type(error).__name__}: {error}; RESIL_TRACEBACK=1 shows where"
             done = TickResult(lines=(trouble,))
         done, self._between = self._between.plus(done), TickResult()
-        lines = (*done.lines, *self._reporter.ended(done, self._ticker.table, trouble=trouble))
+        lines = (*stale, *done.lines, *self._reporter.ended(done, self._ticker.table, trouble=trouble))
         self._print_new(lines)
         return None if trouble else done
+
+    def _reread(self) -> tuple[str, ...]:
+        """Read the settings again if their file has changed; return why they cannot be used."""
+        at = _time_of_settings(self._cron)
+        if at in (self._settings_time, 0):
+            return ()
+        try:
+            self._cron = reread(self._cron)
+        except ResilError as error:
+            return (f"{error.message}; the settings of before apply",)
+        self._settings_time = at
+        self._ticker.use(self._cron, self._cron.settings.tick_s)
+        self._reporter.use(self._cron)
+        return ()
 
     def _sleep(self) -> str:
         """Wait for the next tick; return why the loop ends, or an empty string."""

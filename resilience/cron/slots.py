@@ -116,7 +116,7 @@ class Slots:
                 if old in claimed:
                     break
                 path = str(self.path / f"{key}@{old}")
-                with suppress(FileNotFoundError):
+                with suppress(OSError):  # without room, the floor rises later
                     os.rename(path, f"{path}{FLOOR}")  # noqa: PTH104 - the manual's name
                     floors.append(old)
         for floor in sorted(floors)[:-1]:

@@ -144,6 +144,9 @@ def _read(cron: CronProject) -> dict[str, Any]:
     except ResilError as error:
         found |= {"unread": error.message, "unread_hint": error.hint}
         return found
+    from resilience.cron.drivers._slurm.keeper import chain_problem
+
+    chain = chain_problem(cron.state.path, installation) if stopped is None else ""
     try:
         listing = list_entries(cron)
         found |= {
@@ -158,7 +161,7 @@ def _read(cron: CronProject) -> dict[str, Any]:
         found["trouble"] = [error.message]
     from resilience.cron.report import send_failures
 
-    found["trouble"] = [*found["trouble"], *send_failures(cron)]
+    found["trouble"] = [*([chain] if chain else []), *found["trouble"], *send_failures(cron)]
     return found
 
 

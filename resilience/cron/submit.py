@@ -13,10 +13,11 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.cron.book import AGAIN, Run, State
+from resilience.cron.book import AGAIN, SKEW_S, Run, State
 from resilience.cron.records import RUN_NAME, Entry, Outcome, Overlap, RunRecord
 from resilience.errors import ResilError, SchedulerUnavailable
 from resilience.job import Job, JobId, JobState, Liveness
@@ -116,7 +117,8 @@ class JobSubmitter:
 
         problem = ""
         try:
-            for record in settle_submits(self._cron.with_entry_environment(), self.waiting, entries):
+            cron = self._cron.with_entry_environment()
+            for record in chain(settle_ended_jobs(cron), settle_submits(cron, self.waiting, entries)):
                 report(record.to_json())
         except ResilError as error:
             problem = f"{error.message}; the next tick tries again"
@@ -126,6 +128,24 @@ class JobSubmitter:
 
 
 # ---- in the child ---------------------------------------------------------------------------------------------------
+
+
+def settle_ended_jobs(cron: CronProject) -> Iterator[RunRecord]:
+    """Settle the runs of other hosts whose scheduler was a job that has ended, for instance with its node; yield their
+    records. Without the job's end, a run there counts as active until its time limit."""
+    book, now = cron.state.book, cron.project.system.clock.now()
+    for run in book.active():
+        job = str(book.about(run).get("job") or "")
+        if not job or not run.is_doubtful(now) or book.liveness(run, now)[0] is not Liveness.UNKNOWN:
+            continue
+        found = cron.project.scheduler().presence(JobId.parse(job), mine=True)
+        began = found.job.start_time if found.job is not None else None
+        # scrontab has one job id for all its jobs: a later one shows that this one has ended.
+        is_later = found.job is not None and (found.job.state.is_waiting or (began or 0.0) > run.time + SKEW_S)
+        if found.liveness is Liveness.GONE or is_later:
+            record = book.settle(run, now, f"its scheduler ended: job {job}", cron.project.system.host.name)
+            if record is not None:
+                yield record
 
 
 def settle_submits(cron: CronProject, claims: Sequence[Run], entries: Collection[Entry]) -> Iterator[RunRecord]:

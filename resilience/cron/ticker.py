@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilience import __version__
-from resilience.cron.book import AGAIN, Run, State, machine
+from resilience.cron.book import AGAIN, Run, State, machine, record_from
 from resilience.cron.records import Due, Entry, Heartbeat, Kind, Outcome, RunRecord, Table
 from resilience.cron.tick_state import TickState
 from resilience.errors import ResilError, StateDirectoryError
@@ -168,6 +168,10 @@ class Ticker:
         self.next_start: float | None = None
         self.waits = False
 
+    def use(self, cron: CronProject, period_s: float) -> None:
+        """Go on with other settings; active runs keep theirs."""
+        self._cron, self.period_s = cron, period_s
+
     @property
     def is_busy(self) -> bool:
         """Return whether a run or a submission of this scheduler is active."""
@@ -189,6 +193,8 @@ class Ticker:
         self._reset()
         tick_state.check()
         if (stopped := state.stopped()) is not None:
+            if "leaves" in stopped:  # one job of a chain, in which another one ticks
+                return TickResult(stopped=str(stopped["leaves"]))
             by, why = str(stopped.get("by") or ""), str(stopped.get("why") or "")
             text = f"stopped{f' by {by}' if by else ''}{f': {why}' if why else ''}"
             return TickResult(stopped=text, lines=(f"the scheduler is {text}; `resil cron install` starts it again",))
@@ -214,7 +220,8 @@ class Ticker:
             with self._guarded():
                 self._settle(active, now, submits)
             with self._guarded():
-                self._begin(last, tick_state, submits, has_jobs=any(run.state is State.QUEUED for run in active))
+                asked = any(run.state is State.QUEUED or run.is_doubtful(now) for run in active)
+                self._begin(last, tick_state, submits, has_jobs=asked)
             with self._guarded():
                 self._rerun(now)
             if not (active or submits or len(self._records) > known or self.failure is not None or self.waits):
@@ -286,7 +293,7 @@ class Ticker:
         cron, newest = self._cron, 0
         time.tzset()  # a process may run for months, and the machine's time zone may change
         facts: list[object] = [__version__, cron.settings, cron.state.group, self.period_s, machine(), os.geteuid()]
-        facts += [time.tzname, _changed(cron.state.path / "seen")]
+        facts += [time.tzname, changed(cron.state.path / "seen")]
         try:
             for above in cron.directory.parents:
                 info = above.stat()
@@ -297,9 +304,9 @@ class Ticker:
                 with os.scandir(directory) as listed:
                     for one in listed:
                         for info in (one.stat(follow_symlinks=False), one.stat()):
-                            changed = info.st_ctime_ns, info.st_mtime_ns
-                            facts += [one.path, info.st_ino, info.st_mode, info.st_uid, info.st_gid, *changed]
-                            newest = max(newest, *changed)
+                            times = info.st_ctime_ns, info.st_mtime_ns
+                            facts += [one.path, info.st_ino, info.st_mode, info.st_uid, info.st_gid, *times]
+                            newest = max(newest, *times)
         except OSError:  # a dangling link, or no directory: the reader has words for it
             return ""
         if newest > time.time_ns() - int(SETTLED_S * 1e9):
@@ -313,7 +320,7 @@ class Ticker:
             found = read_regular(state.path / IDLE) if signature else None
             known = json.loads(found[0]) if found is not None else {}
             first, last = float(known["from"]), float(known["to"])
-            repeated = {key: _changed(state.path / "history" / key) for key in known["repeat"]}
+            repeated = {key: changed(state.path / "history" / key) for key in known["repeat"]}
             if known["signature"] != signature or not first <= now < last or repeated != known["repeat"]:
                 return None
             entries, next_start = int(known["entries"]), known["next"]
@@ -334,7 +341,7 @@ class Ticker:
         slots = (schedule_of(entry).next_after(now) for entry in self._entries)  # a slot with jitter is due before
         until = min((slot for slot in (*slots, next_start) if slot is not None), default=now + 86400.0)
         repeat = {
-            entry.key: _changed(state.path / "history" / entry.key) for entry in self._entries if entry.options.rerun
+            entry.key: changed(state.path / "history" / entry.key) for entry in self._entries if entry.options.rerun
         }
         known = {
             "signature": signature, "from": now, "to": until, "next": next_start, "entries": len(self._entries),
@@ -407,8 +414,11 @@ class Ticker:
                 continue
             if not run.is_mine and book.liveness(run, now)[0].name != "GONE":
                 continue
-            entry = entries.get(run.entry_key)
-            kind = entry.kind if entry is not None else book.about(run).get("kind")
+            entry, about = entries.get(run.entry_key), book.about(run)
+            kind = entry.kind if entry is not None else about.get("kind")
+            missed = record_from(about.get("missed"))
+            if missed is not None and book.has_slot(run) is not False and missed not in book.history(run.entry_key):
+                self._record_missed(run.entry_key, missed)  # its scheduler was killed before it did so
             if kind == Kind.SUBMIT or run.entry_key.endswith((".slurm", ".sbatch")):
                 submits.append(run)
             elif abs(now - run.time) >= IN_FLIGHT_S:
@@ -425,23 +435,31 @@ class Ticker:
 
         assert self.table is not None
         now, salt, started = self._clock.now(), self._cron.salt, tick_state.scheduler_start
+        # In order: once a slot is claimed, the older ones of its entry are never due again.
+        waiting, refused = set[str](), dict[str, StateDirectoryError]()
         for one in due(self.table, last, now, tick_s=self.period_s, salt=salt, started=started):
             entry, is_run = one.entry, one.entry.kind is Kind.RUN
+            if entry.key in waiting:
+                continue
             if not self._fits(entry, now) or (is_run and self._supervised().must_wait(entry, one.start)):
                 self.waits = True  # missed slots run one after the other
+                waiting.add(entry.key)
                 continue
+            missed = self._missed(one)
             try:
-                run = self._claim(entry, entry.key, one.slot)
+                if entry.key in refused:
+                    raise refused[entry.key]
+                run = self._claim(entry, entry.key, one.slot, missed)
                 if run is None:
                     continue
             except StateDirectoryError as error:
-                self.failure, run = self.failure or error, None
+                self.failure, run, refused[entry.key] = self.failure or error, None, error
                 if not (entry.options.rerun and is_run and now - one.start < self.period_s):
                     continue
                 self._unclaimed[entry.key] = one.slot
-            if one.passed_over:
+            if missed is not None:
                 with self._guarded():
-                    self._record_missed(one)
+                    self._record_missed(entry.key, missed)
             if run is not None and not is_run:
                 submits.append(run)
             else:
@@ -458,13 +476,17 @@ class Ticker:
             except OSError as error:  # fork failed: the next tick finds the claims
                 self._lines.append(f"cannot submit jobs: {error.strerror}; the next tick tries again")
 
-    def _record_missed(self, one: Due) -> None:
-        """Record missed slots, under the second before the slot that runs; the record stands for several."""
-        record = RunRecord(
+    def _missed(self, one: Due) -> RunRecord | None:
+        """Return the record of the slots that were missed before this one, of the second before it; None: none was."""
+        if not one.passed_over:
+            return None
+        return RunRecord(
             name=one.entry.name, slot=one.slot - 1, outcome=Outcome.MISSED, time=self._clock.now(), host=self._host,
             summary=one.reason, count=one.passed_over,
         )  # fmt: skip
-        self._cron.state.record(one.entry.key, record)
+
+    def _record_missed(self, key: str, record: RunRecord) -> None:
+        self._cron.state.record(key, record)
         self._records.append(record)
 
     def _rerun(self, now: float) -> None:
@@ -500,12 +522,14 @@ class Ticker:
         took = [run.time - run.started for run in ended[-PRECEDENTS:] if run.started is not None]
         return bool(took) and now + min(limit_s, max(LEAST_S, 2 * max(took))) <= self._until
 
-    def _claim(self, entry: Entry, key: str, slot: int) -> Run | None:
+    def _claim(self, entry: Entry, key: str, slot: int, missed: RunRecord | None = None) -> Run | None:
         from resilience.cron.table.watched_run import longest_s
 
         about: dict[str, Any] = {
             "name": entry.name, "kind": str(entry.kind), "pid": os.getpid(), "driver": self._driver,
             "time": self._clock.now(),
+            "job": self._cron.project.system.environ.get("SLURM_JOB_ID", "") if self._driver in PULSING else "",
+            "missed": missed.to_json() if missed is not None else None,
         }  # fmt: skip
         limit_s = longest_s(entry.options.timeout_s)
         return self._cron.state.book.claim(key, slot, about, self._clock.now, limit_s=limit_s)
@@ -524,7 +548,7 @@ class Ticker:
         return self.table.entries if self.table is not None else ()
 
 
-def _changed(path: Path) -> int:
+def changed(path: Path) -> int:
     """Return when a file or directory last changed, in nanoseconds; 0: there is none."""
     with suppress(OSError):
         return os.stat(path).st_mtime_ns  # noqa: PTH116

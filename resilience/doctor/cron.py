@@ -122,6 +122,8 @@ def available_driver(cron: CronProject) -> tuple[str, str]:
 
 
 def _scheduler(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
+    from resilience.cron.drivers._slurm.keeper import chain_problem
+
     judgement = status.judgement
     verdict = _VERDICTS[judgement.health]
     if judgement.health is Health.ABSENT and not status.rows:
@@ -129,6 +131,8 @@ def _scheduler(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
     yield Diagnosis("scheduler", verdict, f"{judgement.health.value}: {judgement.reason}", judgement.advice)
     if status.heartbeat is not None and status.heartbeat.trouble:
         yield Diagnosis("last tick", Verdict.WARNING, status.heartbeat.trouble, "details: resil cron tick")
+    if problem := chain_problem(cron.state.path, status.installation):
+        yield Diagnosis("driver", Verdict.WARNING, problem, "when that is mended: resil cron install")
     yield from _driver(cron, status)
 
 

@@ -28,7 +28,7 @@ name = "gpt"
 [alert]
 channels = ["email"]
 [watch]
-state_deadline_s = 0.3
+state_deadline_s = 3
 [channel.email]
 to = ["ada@example.org"]
 """

@@ -213,7 +213,7 @@ def test_a_damaged_incident_is_said_and_the_others_are_shown(office: Office) -> 
 def test_a_state_directory_that_hangs_is_said_and_messages_go_out_from_this_node(office: Office) -> None:
     with hung_directory(office.directory / "hung") as directory:
         settings = ALERTING.replace("[run]", f'[run]\nstate_dir = "{directory}"')
-        office.shell.settings(settings + "[watch]\nstate_deadline_s = 0.5\n")
+        office.shell.settings(settings + "[watch]\nstate_deadline_s = 3\n")
         began = time.monotonic()
         office.order("list", "down")
         office.tick(full())

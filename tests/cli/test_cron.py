@@ -33,6 +33,7 @@ from tests.cron.records import put_run, take
 from tests.lab.fakes import DOWN, NOW, FakeScheduler, make_project
 from tests.lab.hung import hung_directory
 from tests.lab.shell import SETTINGS, Desk, Said, Shell
+from tests.lab.waiting import until
 from tests.system.people import needs_root
 
 
@@ -200,7 +201,7 @@ def test_a_run_under_way_says_for_how_long(desk: Desk) -> None:
     desk.drop("backup")
     begin_in_this_process(desk, "cron.hourly/backup")
     said = desk.cron("status", code=1).out
-    assert re.search(r"\.\. +cron.hourly/backup +[0-9:]+ +running for 5 min", said)
+    assert re.search(r"\.\. +cron.hourly/backup +([0-9]+ \w+ )?[0-9:]+ +running for 5 min", said)
     assert re.search(r"\.\. .* 5 min.* so far .*running", desk.cron("history", "backup").out)
 
 
@@ -498,10 +499,16 @@ def test_a_stopped_scheduler_stays_stopped_when_an_entry_runs_now(desk: Desk) ->
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_an_entry_that_was_run_now(desk: Desk, number: int) -> None:
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), number))
-    timer.start()
-    runs_now(desk, "exec sleep 60", options="rerun", code=128 + number)
-    timer.join()
+    begun = desk.shell.directory / "begun"
+
+    def end() -> None:
+        until(begun.exists, "the program to run", timeout_s=60)
+        os.kill(os.getpid(), number)
+
+    ender = threading.Thread(target=end)
+    ender.start()
+    runs_now(desk, f"touch {begun}; exec sleep 60", options="rerun", code=128 + number)
+    ender.join()
     assert desk.cron("tick").out == "", "who ended it does not want it again"
     (run,) = desk.cron("history", "backup", "--json").json["runs"]
     assert run["outcome"] == "cut short" and "stopped" in run["summary"]

@@ -61,7 +61,15 @@ def test_a_new_watchdog_works_as_it_stands_and_so_does_its_test(
     assert "test_this_host_can_be_probed: passed" in done.stdout
     assert "GPU_ROOM OK - this host: " in done.stdout
     tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-qc", "/dev/null", directory / "test_gpu_room.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-qc",
+            "/dev/null",
+            f"--basetemp={directory}/base",
+            directory / "test_gpu_room.py",
+        ],
         capture_output=True,
         text=True,
         env={**os.environ, **paths},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,6 +48,8 @@ class Queue:
     trouble: ResilError | None = None
     refusal: ResilError | None = None
     calls: list[str] = field(default_factory=list)
+    is_deaf: bool = False
+    began: float | None = None
 
     def submit(self, submission: Submission) -> Submitted:
         self._called("submit")
@@ -80,7 +82,7 @@ class Queue:
             found.append(
                 Job(
                     JobId(number), number, "x", JobState(state), comment=comment, exit_code=ExitCode(int(code)),
-                    end_time=None if JobState(state).is_alive else NOW,
+                    start_time=self.began, end_time=None if JobState(state).is_alive else NOW,
                 )
             )  # fmt: skip
         return tuple(found)
@@ -98,8 +100,12 @@ class Queue:
         )
 
     def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
+        if self.is_deaf:
+            return Presence(Liveness.UNKNOWN, "no answer")
         found = [job for job in self.all() if job.id == job_id]
-        return Presence(Liveness.ALIVE if found and found[0].state.is_alive else Liveness.GONE, "looked")
+        if found and found[0].state.is_alive:
+            return Presence(Liveness.ALIVE, "looked", found[0])
+        return Presence(Liveness.GONE, "looked")
 
     def cancel(self, job_ids: Collection[JobId], *, pending_only: bool = False) -> None:
         self._called("cancel")
@@ -133,9 +139,11 @@ class CronContext:
         self.queue = Queue(self.directory / "queue")
         self.cron = self.open()
 
-    def open(self) -> CronProject:
+    def open(self, environ: Mapping[str, str] | None = None) -> CronProject:
         """Another scheduler of the same project, as a new process has it."""
-        system = make_system(self.directory, {"PATH": os.environ["PATH"]}, clock=self.clock, cwd=self.home)
+        system = make_system(
+            self.directory, {"PATH": os.environ["PATH"], **(environ or {})}, clock=self.clock, cwd=self.home
+        )
         project = Project(system, load(system, overrides={"scheduler.name": "fake"}), {"fake": self.queue})  # type: ignore[dict-item]
         return open_cron(project)
 

@@ -7,6 +7,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 
 from resilience.base.processes import start_ticks
 from resilience.cron import book as cron_book
-from resilience.cron.book import CLAIM_S, LAPSE_S, LOOSE, SEGMENTS, SKEW_S, Run, State, kill_session, session_members
+from resilience.cron.book import CLAIM_S, KEPT, LAPSE_S, LOOSE, SKEW_S, Run, State, kill_session, session_members
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory
 from resilience.errors import StateDirectoryError
@@ -192,6 +195,15 @@ def test_on_a_full_disk_a_slot_is_taken_by_a_name_alone_and_so_is_the_end_record
         assert abs(record.time - time.time()) < 60
 
 
+def test_on_a_full_disk_the_number_of_missed_slots_is_known_too(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        directory = CronDirectory(disk)
+        directory.record(KEY, a_record(SLOT - 60))
+        fill(disk)
+        directory.record(KEY, replace(a_record(outcome=Outcome.MISSED), count=7))
+        assert [(run.outcome, run.count) for run in directory.history(KEY)] == [(Outcome.DONE, 1), (Outcome.MISSED, 7)]
+
+
 def test_of_each_slot_the_last_end_counts(directory: CronDirectory) -> None:
     directory.record(KEY, a_record(outcome=Outcome.CUT_SHORT))
     directory.record(KEY, a_record())
@@ -205,14 +217,16 @@ def test_a_history_is_bounded_and_the_newest_are_kept(directory: CronDirectory) 
     (directory.path / "history").mkdir(parents=True)
     old = directory.path / "history" / f"{KEY}.jsonl"  # of an earlier release
     old.write_text(json.dumps(a_record(1, Outcome.RUNNING).to_json()) + "\n" + json.dumps(a_record(2).to_json()) + "\n")
-    count = LOOSE // 2 * (SEGMENTS + 5)
+    count = KEPT + 5 * LOOSE
     for slot in range(100, 100 + count):
         directory.record(KEY, a_record(slot))
         if slot == 200:
             assert [run.slot for run in directory.history(KEY)] == [2, *range(100, 201)]
     found = [run.slot for run in directory.history(KEY)]
-    assert found == list(range(100 + count - len(found), 100 + count)) and len(found) >= LOOSE // 2 * SEGMENTS
-    assert len(list((directory.path / "history" / KEY).iterdir())) <= LOOSE + SEGMENTS and not old.exists()
+    assert found == list(range(100 + count - len(found), 100 + count)) and KEPT <= len(found) <= KEPT + 2 * LOOSE
+    assert (
+        len(list((directory.path / "history" / KEY).iterdir())) <= LOOSE + 1 + KEPT // (LOOSE // 2) and not old.exists()
+    )
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"end": {"slot": "x"}}', b"\xff\xfe", b"[" * 100_000])
@@ -220,10 +234,49 @@ def test_a_damaged_record_says_what_its_name_says(directory: CronDirectory, dama
     directory.record(KEY, a_record(outcome=Outcome.TIMEOUT))
     (path,) = (directory.path / "history" / KEY).iterdir()
     path.write_bytes(damage)
-    for name in ("x", "5@y@DONE", "@@", "5@00@NEW", "3.jsonl"):
+    for name in ("x", "5@y@DONE", "@@", "5@00@NEW", "5@00@MISSED+x", "3.jsonl"):
         (path.parent / name).write_bytes(damage)
     (record,) = directory.history(KEY)
     assert (record.slot, record.outcome) == (SLOT, Outcome.TIMEOUT)
+
+
+def test_files_with_the_same_records_do_not_push_older_ones_out(directory: CronDirectory) -> None:
+    """Two processes folded at once each time, and the second one saw one record more."""
+    path, half = directory.path / "history" / KEY, LOOSE // 2
+    path.mkdir(parents=True)
+    for first in range(0, KEPT + 2 * half, half):
+        lines = [json.dumps(a_record(slot).to_json()) + "\n" for slot in range(first, first + half + 1)]
+        (path / f"{first + half - 1}@0.jsonl").write_text("".join(lines[:-1]))
+        (path / f"{first + half}@1.jsonl").write_text("".join(lines[1:]))
+    for slot in range(KEPT + 2 * half + 1, KEPT + 4 * half + 2):
+        directory.record(KEY, a_record(slot))
+    found = [run.slot for run in directory.history(KEY)]
+    assert found == list(range(found[0], KEPT + 4 * half + 2)) and KEPT <= len(found) <= KEPT + LOOSE + half + 1
+
+
+def test_of_three_that_fold_at_once_some_may_die_at_any_file(directory: CronDirectory) -> None:
+    for slot in range(100, 100 + LOOSE):
+        directory.record(KEY, a_record(slot))
+    for number in (1, 2, 3):
+        if fork() == 0:
+            left = iter(range(9 * number))
+
+            def unlink(path: Path, left: Iterator[int] = left, **_: bool) -> None:
+                if next(left, None) is None:
+                    os._exit(9)
+                with suppress(FileNotFoundError):
+                    os.unlink(path)  # noqa: PTH108 - that of Path is this one
+
+            Path.unlink = unlink  # type: ignore[method-assign,assignment]
+            try:
+                directory.record(KEY, a_record(200 + number))
+            finally:
+                os._exit(0)
+    for _ in range(3):
+        os.wait()
+    assert [run.slot for run in directory.history(KEY)] == [*range(100, 100 + LOOSE), 201, 202, 203]
+    directory.record(KEY, a_record(204))
+    assert [run.slot for run in directory.history(KEY)] == [*range(100, 100 + LOOSE), 201, 202, 203, 204]
 
 
 _WRITER = """

@@ -76,6 +76,13 @@ def test_without_a_channel_a_canary_is_refused(tmp_path: Path) -> None:
         ask(Stage(tmp_path, alert="").cron)
 
 
+def test_while_the_scheduler_is_stopped_a_canary_is_refused(stage: Stage) -> None:
+    stage.cron.state.stop("alice", "enough", 1.0)
+    with pytest.raises(UsageError, match="stopped"):
+        ask(stage.cron)
+    assert waiting(stage.cron) == ()
+
+
 @pytest.mark.parametrize("id", ["canary-00000000", "../../etc/passwd", "", "canary-zzzzzzzz"])
 def test_an_unrequested_canary_is_refused(stage: Stage, id: str) -> None:
     with pytest.raises(UsageError):

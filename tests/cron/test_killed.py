@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from resilience.base.processes import descendants, is_alive
+from resilience.cron.state_directory import CronDirectory
 from tests.cron.context import TOP, CronContext, wait_until
 from tests.system.writer import Writer, writer
 
@@ -61,23 +62,23 @@ def killer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killer]:
         yield Killer(running, int(pid_file.read_text()))
 
 
-def _prepare(directory: Path) -> CronContext:
+def _prepare(directory: Path, missed: int = 0) -> CronContext:
     directory.mkdir()
     context = CronContext(directory)
     context.drop("cron.hourly/a")
     context.drop("cron.hourly/again", options="rerun", body="echo $RESIL_CRON_SLOT >> ran.again")
     context.drop("cron.hourly/b.slurm")
-    context.tick(TOP - 30)
+    context.tick(TOP - 30 - missed * 3600)
     return context
 
 
-def _killed(killer: Killer, tmp_path: Path, request: str) -> Iterator[tuple[CronContext, str]]:
+def _killed(killer: Killer, tmp_path: Path, request: str, missed: int = 0) -> Iterator[tuple[CronContext, str]]:
     """The context after a kill at each of a spread of system calls."""
-    points = list(killer.writer.kill_points(request.format(path=str(_prepare(tmp_path / "whole").directory))))
+    points = list(killer.writer.kill_points(request.format(path=str(_prepare(tmp_path / "whole", missed).directory))))
     for number, (name, count) in enumerate(points):
         if number % SPREAD:
             continue
-        context = _prepare(tmp_path / f"{number}")
+        context = _prepare(tmp_path / f"{number}", missed)
         outcome = killer.writer.run(request.format(path=str(context.directory)), f"{name}:signal=SIGKILL:when={count}")
         # The clock is set by hand: what was on its way when the tick was killed must have arrived first.
         wait_until(lambda: not any(map(is_alive, descendants(killer.pid))))
@@ -97,7 +98,7 @@ def test_a_tick_that_is_killed_at_any_system_call_costs_no_slot_and_runs_none_tw
     killer: Killer, tmp_path: Path
 ) -> None:
     cut_short = done = 0
-    for context, where in _killed(killer, tmp_path, "CronContext(Path({path!r})).tick(TOP)"):
+    for context, where in _killed(killer, tmp_path, "CronContext(Path({path!r})).tick(TOP)", missed=2):
         _settle(context)
         ran = Counter(context.ran())
         outcomes = {key: context.outcomes(key) for key in (A, B, R)}
@@ -111,7 +112,9 @@ def test_a_tick_that_is_killed_at_any_system_call_costs_no_slot_and_runs_none_tw
             assert of_a[int(TOP)] == 1, where
         else:
             cut_short += 1
-        assert outcomes[R] == {TOP: "done", TOP + 3600: "done"} and repeated[int(TOP)] >= 1, where
+        told = {sum(record.count for record in context.history(key)) for key in outcomes}
+        assert told == {4}, f"each slot is told of once: {where}"
+        assert outcomes[R] == {TOP - 1: "missed", TOP: "done", TOP + 3600: "done"} and repeated[int(TOP)] >= 1, where
         tokens = Counter(context.queued())
         assert len(tokens) == 2 or "skipped" in outcomes[B].values(), where
         assert set(tokens.values()) == {1}, where
@@ -130,6 +133,19 @@ def test_a_submit_that_is_killed_at_any_system_call_queues_one_job(killer: Kille
         assert "@queued@fake-101" in name, where
         done += 1
     assert done >= 3
+
+
+@pytest.mark.parametrize("what", ["record", "beat"])
+def test_missed_slots_are_told_of_once_when_the_tick_that_found_them_dies(tmp_path: Path, what: str) -> None:
+    context = _prepare(tmp_path / "x", missed=2)
+    pid = os.fork()
+    if pid == 0:
+        setattr(CronDirectory, what, lambda *_: os._exit(0))
+        context.tick(TOP)
+    os.waitpid(pid, 0)
+    _settle(context)
+    for key in (A, B, R):
+        assert [run.count for run in context.history(key)] == [2, 1, 1], key
 
 
 def test_a_tick_killed_before_its_supervisor_started_is_reported_once_that_is_certain(tmp_path: Path) -> None:

@@ -186,6 +186,29 @@ def test_the_loop_starts_what_waits_at_once_as_well(tmp_path: Path) -> None:
     assert context.ran()[:6] == [TOP + 10 * number for number in range(-2, 4)]
 
 
+def test_settings_that_change_count_from_the_next_tick_and_invalid_ones_are_said(context: CronContext) -> None:
+    """A daemon runs for a day: `resil alert test` has the new channels, and its own alerts must have them too."""
+    settings = context.cron.project.loaded.path
+    assert settings is not None
+    before, said, digests = settings.read_text(), list[str](), list[float]()
+
+    def edit(_: float) -> None:
+        minute = int((context.clock.time - TOP) // 60)
+        beat = context.cron.state.heartbeat()
+        digests.append(beat.entries if beat is not None else 0)
+        text = {1: before + 'digest_at = "08:00"\ntick_s = 30\n', 3: before + "tick_s = 0\n"}.get(minute, "")
+        if text and settings.read_text() != text:
+            settings.write_text(text)
+            os.utime(settings, (minute, minute))
+
+    context.clock.at_sleep = edit
+    ran = _run(context, 400, say=said.append)
+    assert digests[-1] == 1, "the entry of the digest"
+    assert ran.ticks > 10, "two ticks a minute"
+    (line,) = [line for line in said if "tick_s" in line]
+    assert "must be above 0" in line and line.endswith("the settings of before apply")
+
+
 def test_a_lasting_error_is_repeated_once_an_hour(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: CronProject) -> Table:
         raise StateDirectoryError("no such luck")

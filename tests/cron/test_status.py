@@ -66,6 +66,19 @@ def test_everything_is_found_in_one_look(tmp_path: Path, monkeypatch: pytest.Mon
     drivers.cache_clear()
 
 
+def test_a_chain_that_fails_behind_a_scheduler_that_ticks_is_told_as_by_the_watchdog(tmp_path: Path) -> None:
+    """The watchdog says: try `resil cron status`."""
+    cron = open_cron(make_project(tmp_path))
+    cron.state.install(installed(driver="slurm"))
+    (cron.state.path / "driver").mkdir()
+    noted = cron.state.path / "driver" / "trouble"
+    noted.write_text("the scheduler ended with code 127 (failure 2)\n")
+    os.utime(noted, (NOW, NOW))
+    assert "the scheduler ended with code 127 (failure 2)" in cron_status(cron).trouble
+    cron.state.stop("ada", "", NOW)
+    assert not cron_status(cron).trouble
+
+
 def test_a_driver_that_breaks_is_unknown_and_hides_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.book import machine
+from resilience.cron.book import SKEW_S, machine
+from resilience.cron.records import Outcome
+from resilience.cron.run import tick
 from resilience.cron.submit import submission_of, token_of
 from resilience.errors import SchedulerError, SubmissionUncertain
 from resilience.submission import Submission
-from tests.cron.context import TOP, CronContext
-from tests.cron.records import DEAD
+from tests.cron.context import TOP, CronContext, wait_until
+from tests.cron.records import DEAD, FAR, put_run
 from tests.lab.fakes import DOWN
 
-B = "cron.hourly+b.slurm"
+A, B = "cron.hourly+a", "cron.hourly+b.slurm"
 
 
 @pytest.fixture
@@ -179,6 +181,55 @@ def test_a_scheduler_that_hangs_keeps_nothing_waiting_that_runs_here(context: Cr
     context.queue.trouble = DOWN
     context.tick(TOP)
     assert context.ran() == [TOP]
+
+
+@pytest.mark.parametrize("end", ["COMPLETED", "NODE_FAIL", "forgotten", "PENDING", "begun again"])
+def test_a_run_on_another_node_is_cut_short_as_soon_as_its_scheduler_s_job_has_ended(
+    context: CronContext, end: str
+) -> None:
+    """Its node died, for instance. PENDING: all jobs of a scrontab have one id."""
+    context.drop("cron.hourly/a", options="timeout=50m")
+    context.queue.submit(Submission(token="x", run=".cron", script="scheduler"))
+    context.queue.set(101, "RUNNING")
+    put_run(context.cron.state, A, int(TOP), machine_id=FAR, host="n2", at=TOP, job="101")
+    context.tick(TOP + 1800)
+    context.tick(TOP + 3599)
+    assert context.outcomes(A) == {}, "the job runs, so the run may"
+    if end == "forgotten":
+        (context.directory / "queue" / "101").unlink()
+    elif end == "begun again":
+        context.queue.began = TOP + 3000
+    else:
+        context.queue.set(101, end)
+    (cut,) = context.tick(TOP + 3599).ended
+    assert (cut.slot, cut.outcome, cut.summary) == (TOP, Outcome.CUT_SHORT, "its scheduler ended: job 101")
+    context.tick(TOP + 3600)
+    assert context.outcomes(A) == {TOP: "cut short", TOP + 3600: "done"} and context.ran() == [TOP + 3600]
+
+
+@pytest.mark.parametrize(("driver", "job"), [("slurm", "77"), ("scrontab", "77"), ("foreground", "")])
+def test_a_record_names_the_job_of_its_scheduler_where_that_is_one(tmp_path: Path, driver: str, job: str) -> None:
+    """A loop in the foreground may outlive the job around it: salloc(1) runs a shell on the login node."""
+    context = CronContext(tmp_path)
+    context.cron = context.open({"SLURM_JOB_ID": "77"})
+    context.drop("cron.hourly/a", body="until [ -e go ]; do sleep 0.01; done")
+    tick(context.cron, driver=driver)
+    context.clock.time = TOP
+    tick(context.cron, driver=driver, wait=False)
+    (run,) = context.cron.state.book.active()
+    assert context.cron.state.book.about(run)["job"] == job
+    (context.home / "go").touch()
+    wait_until(lambda: not context.cron.state.book.active())
+
+
+def test_a_queue_that_does_not_answer_ends_no_run_on_another_node(context: CronContext) -> None:
+    context.drop("cron.hourly/a", options="timeout=50m")
+    put_run(context.cron.state, A, int(TOP), machine_id=FAR, host="n2", at=TOP, job="101")
+    context.queue.is_deaf = True
+    context.tick(TOP + 1800)
+    assert context.outcomes(A) == {}
+    context.tick(TOP + 3600 + SKEW_S + 1)
+    assert context.outcomes(A)[int(TOP)] == "cut short"
 
 
 def test_outputs_of_jobs_are_bounded_in_number(tmp_path: Path) -> None:

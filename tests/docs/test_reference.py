@@ -283,7 +283,7 @@ def test_the_contract_can_be_put_to_a_scheduler_of_ones_own(tmp_path: Any) -> No
     _, claims = page("docs/how-to/add-a-scheduler.md").blocks("python")
     (tmp_path / "test_other.py").write_text(claims)
     look = ("--collect-only", "-q", "-p", "no:cacheprovider", "-c", "pyproject.toml")
-    argv = [sys.executable, "-m", "pytest", *look, str(tmp_path / "test_other.py")]
+    argv = [sys.executable, "-m", "pytest", *look, f"--basetemp={tmp_path}/base", str(tmp_path / "test_other.py")]
     found = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
     assert "::test_the_same_intent_is_one_job_however_often_it_is_submitted" in found
     assert "[local]" not in found, "its own `place` is not the one that is used"

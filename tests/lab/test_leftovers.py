@@ -90,6 +90,7 @@ def session(directory: Path, test: str, *words: str) -> str:
         "no:cacheprovider",
         "--rootdir",
         str(directory),
+        f"--basetemp={directory}/base",
     ]
     done = subprocess.run(
         [*argv, *words, f"test_planted.py::{test}"], cwd=directory, env={"PYTHONPATH": str(REPOSITORY), "PATH": "/bin"},

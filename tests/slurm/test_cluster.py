@@ -47,8 +47,9 @@ def inner_pytest(directory: Path, proctrack: str, end: str) -> subprocess.Popen[
     job = RUNAWAY.format(pids=directory)
     text = INNER.format(pids=str(directory), proctrack=proctrack, job=job, end=end)
     (directory / "test_inner.py").write_text(text)
+    options = ["-q", "-p", "no:cacheprovider", f"--basetemp={directory}/base"]
     return subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_inner.py"],
+        [sys.executable, "-m", "pytest", *options, "test_inner.py"],
         cwd=directory, env=os.environ | {"PYTHONPATH": str(host.REPOSITORY)},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip

@@ -102,8 +102,8 @@ def test_a_partition_that_is_down_holds_the_successors_and_loses_none(place: Pla
     cluster, site = place.cluster, place.whole("closed")
     try:
         cluster.run(["scontrol", "update", "partitionname=short", "state=down"], check=True)
-        (old,) = site.running()
-        cluster.run(["scancel", old.id], site.user, check=True)
+        until(lambda: len(site.running()) == 1, "a hand-over to be over", every_s=0.1)
+        cluster.run(["scancel", site.running()[0].id], site.user, check=True)
         until(lambda: not site.running(), "it to end", every_s=0.1)
         until(lambda: len(site.waiting()) == 2, "two that wait", every_s=0.1)
         until(lambda: "partition is down" in site.resil("cron", "status").stdout, "status to say why", every_s=0.5)

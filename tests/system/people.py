@@ -30,7 +30,10 @@ def acting_as(uid: int, gid: int | None = None) -> Iterator[None]:
 
 
 def open_the_way(path: Path) -> None:
-    """pytest's directories are private; let others pass through them."""
+    """pytest's directories are private; let others pass through them.
+
+    A pytest that starts closes `pytest-of-USER` again: one in a test has a --basetemp of its own.
+    """
     for directory in path.parents:
         if directory.owner() == "root" and directory.is_relative_to("/tmp") and directory != Path("/tmp"):
             directory.chmod(0o755)

@@ -202,19 +202,11 @@ def read_scheduler(
         installation, heartbeat, ask(installation) if installation is not None and stopped is None else None, stopped,
         now=now, settings=settings, late_s=late_s, awake_since=awake_since(now),
     )  # fmt: skip
+    from resilience.cron.drivers._slurm.keeper import chain_problem
+
     if heartbeat is None or judgement.health in (Health.STOPPED, Health.ABSENT):
         return CronReading(judgement=judgement)
-    return CronReading(judgement=judgement, trouble=heartbeat.trouble or _chain_problem(directory, installation))
-
-
-def _chain_problem(directory: CronDirectory, installation: Installation | None) -> str:
-    """Return the problem of the scheduler's chain of jobs; empty if there is none."""
-    if installation is None or installation.driver != "slurm":
-        return ""
-    from resilience.cron.drivers._slurm.keeper import trouble_of
-
-    trouble, since = trouble_of(directory.path)
-    return trouble if since >= installation.time else ""
+    return CronReading(judgement=judgement, trouble=heartbeat.trouble or chain_problem(directory.path, installation))
 
 
 def _of_scheduler(subject: str, judged: Judgement, trouble: str) -> Iterator[Finding]:

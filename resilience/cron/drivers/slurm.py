@@ -112,6 +112,8 @@ class SlurmDriver:
         done += [first] if first else []
         if problem:
             done.append(f"not all jobs of the chain are queued; the running job will try again: {problem}")
+        else:
+            (_directory(context).path / "driver" / "trouble").unlink(missing_ok=True)
         if surplus := [number for number in answer.ids("cancelled") if number not in submitted]:
             done.append(f"cancelled surplus {_jobs(surplus)}")
         return done
@@ -171,7 +173,9 @@ def judge_chain(jobs: Sequence[ChainJob], *, is_daemon: bool, now: float) -> Dri
     if running and is_daemon:
         next_tick = now
     elif waiting:
-        head = min(waiting, key=lambda job: (max(job.start or 0, job.begin, now), job.id))
+        first = min(job.id for job in waiting)  # the others may have to wait for its end
+        able = [job for job in waiting if job.reason != "Dependency" or job.id == first]
+        head = min(able, key=lambda job: (max(job.start or 0, job.begin, now), job.id))
         next_tick = max(head.start or 0, head.begin, now)
         if not running and (head.start or head.begin > now):
             said = " (SLURM's estimate)" if head.start else ""
@@ -179,7 +183,7 @@ def judge_chain(jobs: Sequence[ChainJob], *, is_daemon: bool, now: float) -> Dri
         if not running and head.reason not in ("", "None", "BeginTime", "Dependency"):
             why = explain_reason(head.reason, str(head.id))
             words.append(f"{head.reason}: {why.words}")
-            hint = why.advice
+            hint = why.advice or "a shorter time_limit_s, or another partition in [cron] sbatch, may begin earlier"
     if trouble and not running:
         words.append(trouble)
         hint = hint or "try again now: resil cron install"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,12 @@ class Chain:
     slurm: Programs
     cron: CronDirectory
     mode: str = "daemon"
+    settings: CronSettings = field(default_factory=lambda: CronSettings(pulse_s=P))
 
     @property
     def script(self) -> str:
         return render_script(
-            replace(INSTALLED, mode=self.mode), CronSettings(pulse_s=P), state=str(self.cron.path), config="",
+            replace(INSTALLED, mode=self.mode), self.settings, state=str(self.cron.path), config="",
             scheduler="slurm", environ={"HOME": "/"}, limit=86400, tool_directories=(str(self.slurm.directory),),
         )  # fmt: skip
 
@@ -109,9 +111,22 @@ def test_no_job_of_the_chain_is_requeued_or_has_an_output_of_slurms(chain: Chain
     assert "--begin" not in line
 
 
+def test_a_job_is_submitted_with_the_users_umask_which_slurm_passes_on(chain: Chain) -> None:
+    chain.slurm.fault("sbatch", "umask >>masks")
+    before = os.umask(0o022)
+    try:
+        chain.ask("keep")
+        chain.slurm.queue(chain.row(101, chain.own("s"), "RUNNING"))
+        chain.inside(101)
+    finally:
+        os.umask(before)
+    assert (chain.slurm.directory / "masks").read_text().split() == ["0022"] * 4
+
+
 def test_a_plan_shows_the_commands_and_does_nothing(chain: Chain) -> None:
     code, lines = chain.ask("plan")
     assert code == 0 and len(lines) == 2 and all(line.startswith("submit sbatch --parsable") for line in lines)
+    assert all(line.endswith(f" {chain.cron.path}/driver/job.bash") for line in lines), "as `install` runs them"
     assert not chain.slurm.calls("sbatch")
 
 
@@ -169,6 +184,21 @@ def test_changed_options_reach_what_waits_and_a_new_daemon_takes_over_at_once(ch
     assert chain.ask("keep")[1] == ["submitted 101", "submitted 102", "cancelled 8 9"]
     assert [kind for kind, _ in chain.kinds()] == ["s", "h"]
     assert all("--begin" not in line for line in chain.slurm.submitted)
+
+
+def test_a_daemon_with_the_options_of_before_leaves_the_new_jobs_in_the_queue(chain: Chain) -> None:
+    """The queue is full, and the jobs of `install` wait: the running one has looked after the chain for hours."""
+    old = chain.own("s")
+    chain.slurm.queue(chain.row(7, old, "RUNNING"))
+    newer = replace(chain, settings=CronSettings(pulse_s=P, sbatch={"partition": "other"}))
+    (chain.cron.path / "driver" / "job.bash").write_text(newer.script)
+    assert newer.ask("keep")[1] == ["submitted 101", "submitted 102"]
+    assert chain.inside(7) == []
+    chain.slurm.change(101, state="CANCELLED", end=str(int(time.time())))
+    assert chain.inside(7) == ["submitted 103", "submitted 104", "cancelled 102"], "a spare is older than the head"
+    assert all("--partition=other" in line and f".{newer.digest} " in line for line in chain.slurm.submitted)
+    chain.slurm.change(104, state="RUNNING", start=str(int(time.time())))
+    assert chain.inside(7) == [], "the daemon with the new options runs"
 
 
 def test_jobs_of_an_earlier_release_are_replaced(chain: Chain) -> None:
@@ -230,6 +260,7 @@ def test_twins_of_a_hung_controller_are_cancelled_down_to_two(chain: Chain) -> N
 @pytest.fixture
 def pulses(chain: Chain) -> Chain:
     chain.mode = "pulse"
+    (chain.cron.path / "driver" / "job.bash").write_text(chain.script)
     return chain
 
 

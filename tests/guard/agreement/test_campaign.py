@@ -96,7 +96,7 @@ def test_ranks_say_that_the_agreement_is_lost_when_rank_0_dies_between_promise_a
     begin = time.monotonic()
     results = pool.run(plan)
     assert [result["code"] for result in results] == [-9, 1, 1]
-    assert time.monotonic() - begin < 120  # not for ever, on a busy machine either
+    assert time.monotonic() - begin < 300  # not for ever, on a busy machine either
     assert pool.log().count("AgreementLost: rank") == 2
 
 

@@ -232,8 +232,9 @@ def test_ranks_whose_rank_0_was_killed_warn_once_and_that_a_signal_waits(tmp_pat
 def test_rank_0_reports_a_lost_rank_as_lost_and_not_as_one_that_never_joined(tmp_path: Path) -> None:
     with a_launch(tmp_path / "launch", make_run(tmp_path / "run"), 3, absent_s=1.0) as launch:
         wait_for_all(launch, tmp_path / "run")
+        before = len(lines(launch, 0, "no decision is possible"))  # a rank may join late on a busy machine
         launch.kill(2)
         launch.signal(1, signal.SIGUSR1)
-        until(lambda: lines(launch, 0, "no decision is possible"))
-        assert "the connection to rank 2 of 3 is lost" in lines(launch, 0, "no decision is possible")[0]
-        assert "did not join" not in lines(launch, 0, "no decision is possible")[0]
+        until(lambda: lines(launch, 0, "no decision is possible")[before:])
+        warning = lines(launch, 0, "no decision is possible")[before]
+        assert "the connection to rank 2 of 3 is lost" in warning and "did not join" not in warning

@@ -115,3 +115,11 @@ def trouble_of(directory: Path) -> tuple[str, float]:
     path = directory / "driver" / "trouble"
     found = read_regular(path, 4096)
     return (found[0].decode("utf-8", "replace").strip(), path.stat().st_mtime) if found is not None else ("", 0.0)
+
+
+def chain_problem(directory: Path, installation: Installation | None) -> str:
+    """Return the problem of an installation's chain in `<state_dir>/.cron`; empty: none, or the chain has no jobs."""
+    if installation is None or installation.driver != "slurm":
+        return ""
+    trouble, since = trouble_of(directory)
+    return trouble if since >= installation.time else ""

@@ -103,14 +103,14 @@ look() {
 
 # Compare the queue with the wanted state: `missing` are pairs of kind and begin, `surplus` ids.
 plan() {
-  local row id code start kind begin mine is_right spares=1 newer='' stale='' head=-1 first
+  local row id code start kind begin mine is_right spares=1 newer='' current='' head=-1 first
   local overlap_s=$(((own_end - ${SLURM_JOB_START_TIME:-$began}) / 4))
   local -A there=()
   missing=() surplus=()
   for row in ${runs[@]+"${runs[@]}"}; do
     IFS='|' read -r id code start _ <<<"$row"
     ((job && (${start//[!0-9]/} + 0 > own_start || (${start//[!0-9]/} + 0 == own_start && id > job)))) && newer=1
-    [[ $row == *".$digest" || $row == *".$digest "* ]] || stale=1
+    [[ $row == *".$digest" || $row == *".$digest "* ]] && current=1
   done
   if [[ $mode == pulse ]]; then
     first=$(((now > slot ? now : slot) + delay_s))
@@ -124,7 +124,7 @@ plan() {
     ((head > now)) || head=$now
     [[ -z $newer ]] || head=-1
   elif ((${#runs[@]})); then
-    [[ -z $stale ]] || head=$now # with the options that count now; the one that runs leaves when it has ticked
+    [[ -n $current ]] || head=$now # with the options that count now; the one that runs leaves when it has ticked
   else
     spares=2
   fi
@@ -180,7 +180,8 @@ command_line() {
 }
 submit() {
   command_line "$@"
-  if REPLY=$(cd / && client "${line[@]}" 2>&1) && [[ $REPLY =~ (^|$'\n')([0-9]+)(\;[^$'\n']*)?$ ]]; then
+  # SLURM passes the umask of sbatch on to the job.
+  if REPLY=$(cd / && umask "$mask" && client "${line[@]}" 2>&1) && [[ $REPLY =~ (^|$'\n')([0-9]+)(\;[^$'\n']*)?$ ]]; then
     REPLY=${BASH_REMATCH[2]}
     return 0
   fi
@@ -199,6 +200,11 @@ keep() {
   local round one submitted=() code=0
   problem=''
   is_over && fact "ended $REPLY" && return 3
+  # Installed with other options since this job began: the script that counts now keeps the chain.
+  if ((job)) && [[ $script != "$0" && $'\n'$(<"$script") != *$'\n'"digest=$digest"$'\n'* ]]; then
+    facts+=$(bash "$script" keep)
+    return
+  fi
   for round in 1 2 3; do
     look || { code=75 && break; }
     plan
@@ -444,7 +450,7 @@ cancel_jobs() {
 }
 
 case ${1-} in
-  revive | keep | rows | plan | end | kill) job=0 ;;
+  revive | keep | rows | plan | end | kill) job=0 script=$directory/job.bash ;;
 esac
 case ${1-} in
   revive) revive ;;
