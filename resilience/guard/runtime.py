@@ -466,7 +466,8 @@ class GuardRuntime:
         stops = [request for request in requests if request.stop]
         decision = merge(stops, self._gate.count) if stops else CONTINUE
         if self._place.is_first:
-            fields = {**decision.as_dict(), "save": False, "earlier": self._read_stops()}
+            earlier = () if decision.stop else self._read_stops()
+            fields = {**decision.as_dict(), "save": False, "earlier": earlier}
             self.agreement.decide_start(Decision(**fields))
 
     def _read_stops(self) -> list[dict[str, Any]]:

@@ -109,12 +109,11 @@ def check_coordinator_message(message: object) -> Message:
 
 def read_decision(fields: object) -> Decision:
     """Return the decision that `Decision.as_dict` encoded. Raise ValueError if malformed: it comes from the network."""
-    earlier = fields.get("earlier", []) if isinstance(fields, dict) else []
+    rest = dict(fields) if isinstance(fields, dict) else {}
+    earlier = rest.pop("earlier", [])
     if not isinstance(earlier, list) or not all(isinstance(one, dict) for one in earlier):
         raise ValueError("decision: earlier is no list of tables")
-    if isinstance(fields, dict):
-        fields = {name: value for name, value in fields.items() if name != "earlier"}
-    checked = _check_fields("decision", fields, _DECISION)
+    checked = _check_fields("decision", rest, _DECISION)
     if not all(type(text) is str for name in ("reasons", "triggers") for text in checked[name]):
         raise ValueError("decision: not only texts")
     return Decision(**checked, earlier=earlier)
