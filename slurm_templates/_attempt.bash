@@ -276,6 +276,8 @@ resil_take_number() {
   done
   rm -f -- "$temporary"
   export RESIL_ATTEMPT=$highest
+  printf -v RESIL_ERROR_FILE '%s/attempts/%04d.error' "$RESIL_RUN_DIR" "$RESIL_ATTEMPT" # the exception of the first rank
+  export RESIL_ERROR_FILE
 }
 
 # Whether a newer attempt supersedes this one. REPLY: its number. An attempt with the same job id was started by SLURM

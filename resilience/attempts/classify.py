@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from io import DEFAULT_BUFFER_SIZE
 
 from resilience.attempts.failure import Confidence, Failure, FailureClass, Quote, Role
 from resilience.attempts.rules import Rule, all_rules
@@ -20,13 +21,18 @@ from resilience.messages import cut
 from resilience.runs.attempts import AttemptEnd
 
 MOST_QUOTES = 6
+LAST_LINES = 3
 SURVIVED_STEPS = 3
 """A line was survived if the log shows this many different steps after it."""
-_MOST_IN_GROUP = 500
+_MOST_IN_GROUP = 16
+"""Of lines that differ only in numbers so many are matched: the first and the last ones."""
 _MOST_LINE = 4000
 """Longer lines are cut: a progress bar may write one line of gigabytes."""
 _MASK = bytes.maketrans(b"123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"000000000abcdefghijklmnopqrstuvwxyz")
 """Digits become 0 and letters small: lines that differ only in numbers are searched once."""
+_LETTERS = bytes(byte + 32 if 65 <= byte <= 90 else byte if 97 <= byte <= 122 else 32 for byte in range(256))
+"""All but letters becomes a space."""
+_WORD = re.compile(r"[a-z]+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STEP = re.compile(
     r"\b(?:global_?step|step|iter|iteration|batch|epoch)\b\W{0,4}(\d+)|\b(\d+)(?:/\d+)? ?\[|\| *(\d+)/\d+"
@@ -35,6 +41,36 @@ _STEP_WORDS = ("step", "iter", "batch", "epoch", "it/s", "s/it")
 _ELASTIC = "Root Cause (first observed failure):"
 _ELASTIC_FIELD = re.compile(r"^\s*(host|rank|exitcode)\s*:\s*(\S+)")
 _MASKED = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?|'[^']{40,}'")
+_MILD_WORDS = (
+    r"retry(?:ing)?(?! (?:count )?(?:exceeded|failed))|retries|fall(?:ing|s)? back|from scratch|skip(?:ping|ped)?"
+    r"|ignor(?:ed|ing)|trying (?:again|another|the next)|using \S+ instead|is set to|handled|resum(?:ing|ed) after"
+    r"|(?:previous|last) attempt|optional|may happen|if you |to avoid|potentially|will be (?:created|built)|building"
+    r"|disabled|continu(?:e|ing|es)|tolerated|healthy|never"
+)
+_MILD = re.compile(
+    rf"(?i:\b(?:{_MILD_WORDS})\b)"
+    r"|(?i:\b(?:no|0) (?:\w+ ){0,3}(?:errors?|failures?|problems?|events?)\b)"
+    r"|(?i:\b(?:errors?|failures?|events?|count\w*)\b\W{0,3}0\b)"
+    r"|\b(?:NCCL )?(?i:INFO)\b|(?i:\bDEBUG\b|(?:User|Future|Deprecation)Warning\b|^\W*WARN(?:ING)?\b)"
+    r"|(?i:[\[|(:] ?WARN(?:ING)?\b ?[\]|):])|^\[?[IWiw]\d{4} \d"
+)
+"""Lines with a mild level, and those that say how the program went on; torch, glog and NCCL write levels so."""
+_ERROR_LINE = re.compile(
+    r"NCCL WARN|(?i:\b(?:exiting|aborting|terminating|giving up|stopping training))\b"
+    r"|(?:^|[\s\[:|])(?:ERROR|CRITICAL|FATAL|Fatal|FatalError)\b|(?:^|[\s:\]])F\d{4} \d"
+    r'|(?:^|[\s\]])(?:error|fatal|Error):|"level": ?"(?:fatal|error|critical)"'
+    r"|^(?:\[rank\d+\]:? |\s*\d+: |\S+: )?(?:\w+\.)*\w*(?:Error|Exception|Failed|Exit|Runtime)\w*(?::|$)"
+)
+"""Lines of the level error, and those with which tracebacks end: only there broad rules count."""
+_FATAL = re.compile(r"\b(?:FATAL|CRITICAL)\b")
+_ORDER = {Role.ROOT: 0, Role.CONFIRMATION: 1, Role.CASCADE: 2, Role.DIAGNOSTIC: 3}
+_WENT_ON = 5
+"""A line was probably survived if so many later lines repeat, up to numbers, lines from before it."""
+_SIGNALLED = re.compile(
+    r"\(exitcode: -(\d+)\)|return code = -(\d+)|died with <Signals\.\w+: (\d+)>|on signal (\d+) \("
+    r"|got signal: (\d+)"
+)
+"""torchelastic, DeepSpeed, Python's subprocess, Open MPI."""
 _STAMP = re.compile(r"^[\[(]?\d{4}-\d\d-\d\d[T ][\d:.,+Z-]+[\])]?\s*")
 
 _STATES = {
@@ -48,10 +84,12 @@ _STATES = {
 }
 """States that tell why (squeue(1), JOB STATE CODES)."""
 _SIGNALS = {
+    2: FailureClass.CANCELLED,
     4: FailureClass.SEGFAULT, 6: FailureClass.SEGFAULT, 7: FailureClass.SHARED_MEMORY, 8: FailureClass.SEGFAULT,
     11: FailureClass.SEGFAULT,
 }  # fmt: skip
-"""SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV (signal(7))."""
+"""SIGINT, SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV (signal(7))."""
+_CRASHES = {4, 7, 8, 9, 11}
 _VAGUE = {FailureClass.EXCEPTION, FailureClass.UNKNOWN}
 _FROM_OUTSIDE = {FailureClass.WALLTIME, FailureClass.PREEMPTED, FailureClass.NODE_FAILURE, FailureClass.CANCELLED}
 
@@ -95,6 +133,10 @@ class _Match:
     host: str
 
 
+_Cause = tuple[int, int, _Match | Traceback]
+"""Its first and its last line."""
+
+
 @dataclass(slots=True)
 class _Reading:
     """What the log shows.
@@ -104,6 +146,7 @@ class _Reading:
         matches: of all rules, in the order of the lines.
         exceptions: tracebacks that no rule explains and that were not survived.
         steps: indexes of lines with a step, ascending.
+        first_like: for each line the index of the first line that is equal up to numbers.
         culprit: rank and host of torchelastic's first observed failure, and its exit code.
     """
 
@@ -111,6 +154,7 @@ class _Reading:
     matches: list[_Match] = field(default_factory=list)
     blocks: list[Traceback] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
+    first_like: list[int] = field(default_factory=list)
     culprit: tuple[int | None, str, int | None] = (None, "", None)
 
 
@@ -158,41 +202,69 @@ def _read(log: str, rules: Sequence[Rule]) -> _Reading:
         log = _ESCAPES.sub("", log)
     lines = [line[:_MOST_LINE] for line in log.replace("\r", "\n").split("\n")]
     groups: dict[str, list[int]] = {}
+    first_like = []
     for index, line in enumerate(_masked("\n".join(lines)).split("\n")):
-        groups.setdefault(line, []).append(index)
-    whole = "\n".join(groups)
-    active = [
-        (rule, wanted)
-        for rule in rules
-        if (wanted := tuple(one for word in rule.contains if (one := _masked(word)) in whole))
-    ]
-    reading = _Reading(lines, steps=_steps(groups))
+        same = groups.setdefault(line, [])
+        same.append(index)
+        first_like.append(same[0])
+    active = _active(rules, "\n".join(groups))
+    blocks = tracebacks(lines)
+    finals = {index for block in blocks for index in (block.end, block.chain_end)}
+    reading = _Reading(lines, blocks=blocks, steps=_steps(groups), first_like=first_like)
     for masked, indexes in groups.items():
         near = [rule for rule, wanted in active if any(word in masked for word in wanted)]
         if near:
-            reading.matches += _matches(near, lines, indexes[:_MOST_IN_GROUP])
+            reading.matches += _matches(near, lines, _ends(indexes), finals)
     reading.matches.sort(key=lambda one: one.index)
-    reading.blocks = tracebacks(lines)
     reading.culprit = _elastic_culprit(lines)
     return reading
 
 
 def _masked(text: str) -> str:
-    return text.encode("utf-8", "replace").translate(_MASK).decode("utf-8")
+    return text.encode("ascii", "replace").translate(_MASK).decode("ascii")
 
 
-def _matches(rules: Sequence[Rule], lines: Sequence[str], indexes: Sequence[int]) -> Iterator[_Match]:
+def _active(rules: Sequence[Rule], text: str) -> list[tuple[Rule, tuple[str, ...]]]:
+    """Return the rules of which a text contains words, and these words, masked.
+
+    The longest word of each is searched in the vocabulary of the text first, which is a hundredth of it.
+    """
+    vocabulary = " ".join(set(text.encode("ascii", "replace").translate(_LETTERS).decode("ascii").split()))
+    found = []
+    for rule in rules:
+        words = tuple(
+            masked for word in rule.contains
+            if max(_WORD.findall(word), key=len, default="") in vocabulary and (masked := _masked(word)) in text
+        )  # fmt: skip
+        if words:
+            found.append((rule, words))
+    return found
+
+
+def _ends(indexes: Sequence[int]) -> Sequence[int]:
+    half = _MOST_IN_GROUP // 2
+    return indexes if len(indexes) <= _MOST_IN_GROUP else [*indexes[:half], *indexes[-half:]]
+
+
+def _matches(rules: Sequence[Rule], lines: Sequence[str], indexes: Sequence[int], finals: Set[int]) -> Iterator[_Match]:
+    """`finals`: indexes of the last lines of tracebacks."""
+    narrow = [rule for rule in rules if not rule.broad]
     for index in indexes:
-        for rule in rules:
-            found = rule.match(lines[index])
-            if found is not None:
-                parts = found.groupdict()
-                rank = parts.get("rank")
-                yield _Match(
-                    rule, index, int(rank) if rank and rank.isdigit() else split_rank(lines[index])[0],
-                    parts.get("host") or "",
-                )  # fmt: skip
-                break
+        line = lines[index]
+        is_final = index in finals
+        tried = rules if is_final or (len(narrow) < len(rules) and _ERROR_LINE.search(line)) else narrow
+        found = [(rule, match) for rule in tried if (match := rule.match(line)) is not None]
+        if found and not is_final:
+            is_known = any(not rule.broad for rule, _ in found)
+            is_mild = _MILD.search(line) is not None and not _FATAL.search(line)
+            found = [one for one in found if one[0].decides or not (is_mild or (one[0].broad and is_known))]
+        if found:
+            rule, match = min(found, key=lambda one: (_ORDER[one[0].role], one[0].broad, -one[1].start()))
+            parts = match.groupdict()
+            rank = parts.get("rank")
+            yield _Match(
+                rule, index, int(rank) if rank and rank.isdigit() else split_rank(line)[0], parts.get("host") or ""
+            )
 
 
 def _steps(groups: dict[str, list[int]]) -> list[int]:
@@ -203,8 +275,10 @@ def _steps(groups: dict[str, list[int]]) -> list[int]:
     return sorted(found)
 
 
-def _is_survived(index: int, reading: _Reading) -> bool:
-    """Return whether the log shows further steps after a line."""
+def _is_survived(index: int, rank: int | None, reading: _Reading) -> bool:
+    """Return whether the log shows further steps after a line; of the first failing rank nothing was survived."""
+    if rank is not None and rank == reading.culprit[0]:
+        return False
     after: set[str] = set()
     for step in reading.steps[bisect_right(reading.steps, index) :]:
         found = _STEP.search(reading.lines[step].lower())
@@ -215,29 +289,85 @@ def _is_survived(index: int, reading: _Reading) -> bool:
     return False
 
 
+def _may_be_flushed(index: int, reading: _Reading) -> bool:
+    """Return whether the steps after a line may be what the process had buffered when the line was written: Python
+    writes its standard output in blocks when that is a file, and tracebacks at once."""
+    steps = reading.steps[bisect_right(reading.steps, index) :]
+    return sum(len(reading.lines[step]) + 1 for step in steps) <= DEFAULT_BUFFER_SIZE
+
+
+def _went_on(index: int, rank: int | None, reading: _Reading) -> bool:
+    """Return whether the program, or that rank of it, printed its ordinary lines again after a line."""
+    count = 0
+    for later in range(index + 1, len(reading.lines)):
+        if reading.first_like[later] < index:
+            line = reading.lines[later]
+            if len(line) > 8 and rank in (None, split_rank(line)[0]) and ":" in line and "rror" not in line:
+                count += 1
+                if count >= _WENT_ON:
+                    return True
+    return False
+
+
 def _of_log(reading: _Reading) -> Failure | None:
-    """Return the failure that the log shows, or None."""
-    explained = {one.index: one for one in reading.matches if one.rule.role is not Role.DIAGNOSTIC}
-    roots = [one for one in reading.matches if one.rule.role is Role.ROOT and _counts(one, reading)]
-    inside = {index: block for block in reading.blocks for index in range(block.begin, block.end + 1)}
-    candidates: list[tuple[int, _Match | Traceback]] = [
-        (inside[one.index].begin if one.index in inside else one.index, one) for one in roots
-    ]
-    candidates += [
-        (block.begin, block)
-        for block in reading.blocks
-        if not any(index in explained for index in range(block.begin, block.end + 1))
-        and not _is_survived(block.end, reading)
-    ]
-    if candidates:
-        _, first = min(candidates, key=lambda one: (one[0], isinstance(one[1], Traceback)))
-        if isinstance(first, Traceback):
-            return _of_traceback(first, reading)
-        return _of_match(first, reading, Confidence.LIKELY)
-    echoes = [one for one in reading.matches if one.rule.role is Role.CASCADE and not _is_survived(one.index, reading)]
-    if echoes:
-        return _of_match(echoes[0], reading, Confidence.GUESS)
+    """Return the failure that the log shows, or None: the first cause after which the program did not go on, else the
+    last one."""
+    causes, flushed = _causes(reading)
+    for _, end, cause in causes:
+        if not _went_on(end, cause.rank, reading):
+            return _of_cause(cause, reading, Confidence.LIKELY)
+    for _, _, cause in (causes or flushed)[-1:]:
+        return _of_cause(cause, reading, Confidence.GUESS)
+    if (reading.culprit[2] or 0) < 0 or _child_signal(reading) in _CRASHES:
+        return None  # the others report that this one was killed
+    echoes = [
+        one for one in reading.matches
+        if one.rule.role is Role.CASCADE and not _is_survived(one.index, one.rank, reading)
+    ]  # fmt: skip
+    exited = any(one.rule.role is Role.CONFIRMATION and one.rule.failure in _VAGUE for one in reading.matches)
+    named = [
+        one for one in echoes
+        if one.rule.failure not in _VAGUE and not (exited and one.rule.failure is FailureClass.CANCELLED)
+    ]  # fmt: skip
+    if named:
+        return _of_match(named[0], reading, Confidence.GUESS)
     return None
+
+
+def _causes(reading: _Reading) -> tuple[list[_Cause], list[_Cause]]:
+    """Return what may be the cause, first lines first, and the tracebacks that steps follow but may not have survived:
+    their process may have written them late."""
+    explained = {one.index for one in reading.matches if one.rule.role is not Role.DIAGNOSTIC}
+    inside = {index: block for block in reading.blocks for index in range(block.begin, block.chain_end + 1)}
+    found: list[_Cause] = []
+    flushed: list[_Cause] = []
+    for one in reading.matches:
+        around = inside.get(one.index)
+        if one.rule.role is Role.ROOT:
+            begin = around.begin if around is not None else one.index
+            if _counts(one, reading):
+                found.append((begin, one.index, one))
+            elif around is not None and _may_be_flushed(one.index, reading):
+                flushed.append((begin, one.index, one))
+    for block in reading.blocks:
+        if explained.isdisjoint(range(block.begin, block.chain_end + 1)):
+            if not _is_survived(block.chain_end, block.rank, reading):
+                found.append((block.begin, block.chain_end, block))
+            elif _may_be_flushed(block.chain_end, reading):
+                flushed.append((block.begin, block.chain_end, block))
+    return sorted(found, key=_by_first_line), sorted(flushed, key=_by_first_line)
+
+
+def _by_first_line(cause: _Cause) -> tuple[int, bool]:
+    return cause[0], isinstance(cause[2], Traceback)
+
+
+def _of_cause(cause: _Match | Traceback, reading: _Reading, confidence: Confidence) -> Failure:
+    if isinstance(cause, Traceback):
+        return replace(_of_traceback(cause, reading), confidence=confidence)
+    if cause.rule.broad:
+        confidence = Confidence.GUESS
+    return _of_match(cause, reading, confidence)
 
 
 def _counts(one: _Match, reading: _Reading) -> bool:
@@ -245,7 +375,7 @@ def _counts(one: _Match, reading: _Reading) -> bool:
         last = reading.steps[-SURVIVED_STEPS:]
         if one.index in set(reading.steps):
             return one.index >= last[0] or sum(one.rule.match(reading.lines[step]) is not None for step in last) > 1
-    return not _is_survived(one.index, reading)
+    return not _is_survived(one.index, one.rank, reading)
 
 
 def _elastic_culprit(lines: Sequence[str]) -> tuple[int | None, str, int | None]:
@@ -331,9 +461,14 @@ def _of_elastic(evidence: Evidence, rules: Sequence[Rule]) -> Failure:
 def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
     """Return the failure that only the exit code shows; 137 alone is no proof of a lack of memory."""
     rank, host, child = reading.culprit
-    code = evidence.exit_code if child is None or child >= 0 else 128 - child
+    code = evidence.exit_code
+    signal = _child_signal(reading) if child is None or child >= 0 else -child
+    if signal and (code is None or not 128 < code <= 192):
+        code = 128 + signal
     killed = FailureClass.KILLED
-    if code is not None and code > 128:
+    if code == 0:
+        found = _plain(FailureClass.FINISHED, Confidence.GUESS, "the program ended with exit code 0")
+    elif code is not None and 128 < code <= 192:
         number = code - 128
         found = _plain(_SIGNALS.get(number, killed), Confidence.GUESS, f"a process was ended by signal {number}")
     elif evidence.end is AttemptEnd.LOST:
@@ -343,13 +478,26 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
     else:
         found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, "the log shows no cause that is known")
     hints = [
-        one for one in reading.matches if one.rule.role is Role.CONFIRMATION and not _is_survived(one.index, reading)
+        one
+        for one in reading.matches
+        if one.rule.role is Role.CONFIRMATION and not _is_survived(one.index, one.rank, reading)
     ]
     hint = min(hints, key=lambda one: one.rule.failure is not FailureClass.HOST_OOM, default=None)
     if hint is not None and found.failure in (killed, FailureClass.UNKNOWN) and hint.rule.failure not in _VAGUE:
         found = replace(found, failure=hint.rule.failure, fingerprint=str(hint.rule.failure))
     found = _with_quotes(found, reading, found.failure)
+    if not found.quotes and found.failure is not FailureClass.FINISHED:
+        found = replace(found, quotes=_last_lines(reading))
     return found if rank is None and not host else replace(found, rank=rank, host=host)
+
+
+def _child_signal(reading: _Reading) -> int:
+    """Return the signal that ended a process, as its launcher says; 0: none. SIGTERM came from the launcher itself."""
+    for line in reading.lines[-500:]:
+        found = _SIGNALLED.search(line)
+        if found is not None and (number := int(next(one for one in found.groups() if one))) != 15:
+            return number
+    return 0
 
 
 def _with_quotes(found: Failure, reading: _Reading, failure: FailureClass) -> Failure:
@@ -359,6 +507,12 @@ def _with_quotes(found: Failure, reading: _Reading, failure: FailureClass) -> Fa
     return replace(
         found, rank=same.rank, host=same.host, advice=same.rule.advice, quotes=_quotes(same.index, reading, failure)
     )
+
+
+def _last_lines(reading: _Reading) -> tuple[Quote, ...]:
+    """Return where the log ends, for a person who looks for a cause that no rule knows."""
+    last = [at for at in range(max(0, len(reading.lines) - 100), len(reading.lines)) if _clean(reading.lines[at])]
+    return tuple(Quote(line=at + 1, text=_clean(reading.lines[at])) for at in last[-LAST_LINES:])
 
 
 def _quotes(index: int, reading: _Reading, failure: FailureClass) -> tuple[Quote, ...]:

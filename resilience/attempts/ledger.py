@@ -1,8 +1,9 @@
 """The ledger of a run: what is known of each attempt, folded from the run directory.
 
-Sources: the attempt's own files (batch shell), the journal of the batch shell (nodes) and of rank 0 (steps), the
-heartbeats, and the classified end (why.py). A classified end is kept beside the attempt (`attempts/0003.why`), because
-logs are deleted sooner than run directories. Nothing here queries the scheduler.
+Sources: the attempt's own files (batch shell), the journal of the batch shell (nodes) and of rank 0 (steps), the line
+of progress that its node writes each minute, torchelastic's error files, and the log. The classified end is kept beside
+the attempt (`attempts/0003.why`), because logs are deleted sooner than run directories. Nothing here queries the
+scheduler: reconcile.py adds what that says to the kept ends.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from resilience import layout
 from resilience.attempts.classify import Evidence, classify
+from resilience.attempts.error_files import first_error
 from resilience.attempts.failure import Failure
 from resilience.errors import ResilError, StateDirectoryError
+from resilience.job import JobState
 from resilience.records import from_record, to_record
 from resilience.runs.attempts import Attempt, AttemptEnd
 from resilience.runs.run_files import last_events, read_attempts, read_tail
@@ -61,8 +64,12 @@ class LedgerRow:
     nodes: str = ""
     start_time: float
     end_time: float | None = None
+    queue_s: float | None = None
     end: AttemptEnd | None = None
+    why: str = ""
+    state: JobState | None = None
     exit_code: int | None = None
+    signal: int | None = None
     first_step: int | None = None
     last_step: int | None = None
     durable_step: int | None = None
@@ -74,19 +81,53 @@ class LedgerRow:
         return None if self.end_time is None else max(0.0, self.end_time - self.start_time)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptEnd:
+    """The end of an attempt as `attempts/0003.why` keeps it.
+
+    Attributes:
+        end: what the batch shell had recorded when it was classified.
+        failure: why it ended.
+        is_reconciled: whether the scheduler was queried, or has forgotten the job.
+        state, end_time, exit_code, nodes: of the job, by the scheduler.
+    """
+
+    end: str
+    failure: Failure
+    is_reconciled: bool = False
+    state: JobState | None = None
+    end_time: float | None = None
+    exit_code: int | None = None
+    nodes: str = ""
+
+
 def read_ledger(directory: RunDirectory, *, newest: int | None = None) -> tuple[LedgerRow, ...]:
     """Return the attempts of a run, oldest first; with `newest`, only that many of the last.
 
     An attempt without an end counts as running if it is the last one, else as lost. Raise StateDirectoryError for a
     transient read error.
     """
-    attempts = read_attempts(directory, newest)
-    rows = []
-    for attempt in attempts:
-        if attempt.end is None and attempt is not attempts[-1]:
-            attempt = replace(attempt, end=AttemptEnd.LOST)
-        rows.append(_row(directory, attempt))
+    intents = {one.job_id.array: one.time for one in read_intents(directory) if one.job_id is not None}
+    rows: list[LedgerRow] = []
+    for attempt in ended_attempts(directory, newest):
+        previous = rows[-1].end_time if rows else None
+        queued = intents.get(start_of_attempt(attempt).array)
+        since = max((one for one in (previous, queued) if one is not None), default=None)
+        is_known = since is not None and (previous is not None or attempt.number == 1)
+        rows.append(
+            replace(
+                _row(directory, attempt), queue_s=max(0.0, attempt.start_time - since) if is_known and since else None
+            )
+        )
     return tuple(rows)
+
+
+def ended_attempts(directory: RunDirectory, newest: int | None = None) -> list[Attempt]:
+    """Return the attempts of a run, oldest first; one without an end counts as lost unless it is the last."""
+    attempts = read_attempts(directory, newest)
+    return [
+        replace(one, end=AttemptEnd.LOST) if one.end is None and one is not attempts[-1] else one for one in attempts
+    ]
 
 
 def fold_steps(events: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None, int | None]:
@@ -125,41 +166,72 @@ def _journal(directory: RunDirectory, attempt: Attempt) -> list[Mapping[str, Any
 
 def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
     first, last, durable = fold_steps(_journal(directory, attempt))
-    failure = _failure(directory, attempt)
+    seen = [*(step for _, step in progress_of(directory, attempt)), *([] if last is None else [last])]
     starts = last_events(directory, attempt.job_id, words=(b'"attempt_start"',))
     nodes = next((str(one.get("nodes", "")) for one in starts if one.get("attempt") == attempt.number), "")
+    kept = None if attempt.end is None else end_of(directory, attempt)
+    code = attempt.exit_code if attempt.exit_code is not None or kept is None else kept.exit_code
+    failure = kept.failure if kept is not None else None
+    ruined = failure.step if failure is not None else None
     return LedgerRow(
         attempt=attempt.number,
         job=attempt.label,
         restart=attempt.restart,
         host=attempt.host,
-        nodes=nodes,
+        nodes=nodes or (kept.nodes if kept is not None else ""),
         start_time=attempt.start_time,
-        end_time=attempt.end_time,
+        end_time=attempt.end_time if attempt.end_time is not None or kept is None else kept.end_time,
         end=attempt.end,
-        exit_code=attempt.exit_code,
+        why=attempt.why,
+        state=kept.state if kept is not None else None,
+        exit_code=code,
+        signal=code - 128 if code is not None and 128 < code <= 192 else None,
         first_step=first,
-        last_step=last if failure is None or failure.step is None else failure.step,
+        last_step=max(seen, default=None) if ruined is None else ruined,
         durable_step=durable,
         failure=failure,
     )
 
 
-def _failure(directory: RunDirectory, attempt: Attempt) -> Failure | None:
-    if attempt.end is None:
-        return None
-    path = directory.path / layout.ATTEMPTS / f"{layout.attempt_file(attempt.number)}.why"
+def progress_of(directory: RunDirectory, attempt: Attempt) -> list[tuple[float, int]]:
+    """Return time and step of the newest lines of progress of an attempt, oldest first."""
+    found = []
+    for event in last_events(directory, attempt.job_id, "progress"):
+        time, step = event.get("time"), event.get("step")
+        if event.get("attempt") == attempt.number and isinstance(time, int | float) and isinstance(step, int):
+            found.append((float(time), step))
+    return found
+
+
+def end_of(directory: RunDirectory, attempt: Attempt) -> KeptEnd:
+    """Return the classified end of an ended attempt: as kept, else classified now, and kept."""
+    kept = kept_end(directory, attempt)
+    if kept is None:
+        kept = KeptEnd(end=str(attempt.end), failure=classify(evidence_of(directory, attempt)))
+        keep_end(directory, attempt, kept)
+    return kept
+
+
+def kept_end(directory: RunDirectory, attempt: Attempt) -> KeptEnd | None:
+    """Return the kept end; None if there is none, or it is damaged or of an earlier view of the end."""
     with suppress(StateDirectoryError, ValueError, TypeError, KeyError):
-        found = read_regular(path)
+        found = read_regular(_path_of_end(directory, attempt))
         if found is not None:
             record = json.loads(found[0])
             if record["version"] == VERSION and record["end"] == str(attempt.end):
-                return from_record(Failure, record["failure"])
-    failure = classify(evidence_of(directory, attempt))
-    with suppress(ResilError):  # of another user, or on a full disk: it is classified anew next time
-        text = json.dumps({"version": VERSION, "end": str(attempt.end), "failure": to_record(failure)})
-        write_atomic(path, text + "\n", mode=directory.file_mode, durable=False)
-    return failure
+                return from_record(KeptEnd, record)
+    return None
+
+
+def keep_end(directory: RunDirectory, attempt: Attempt, kept: KeptEnd) -> None:
+    """Write the end of an attempt. If that fails (other user, full disk), it is classified anew next time."""
+    with suppress(ResilError):
+        text = json.dumps({"version": VERSION, **to_record(kept)})
+        write_atomic(_path_of_end(directory, attempt), text + "\n", mode=directory.file_mode, durable=False)
+
+
+def _path_of_end(directory: RunDirectory, attempt: Attempt) -> Path:
+    return directory.path / layout.ATTEMPTS / f"{layout.attempt_file(attempt.number)}.why"
 
 
 def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | None = None) -> Evidence:
@@ -175,12 +247,16 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
     if not logs and notes is not None:
         notes.append("no log of this attempt was found")
     ruined_why, ruined_step = ruin_of(_journal(directory, attempt))
+    first = first_error(directory, attempt)
     return Evidence(
         ruined_why=ruined_why,
         ruined_step=ruined_step,
         end=attempt.end,
         exit_code=attempt.exit_code,
         stopped_why=attempt.why if attempt.end is AttemptEnd.STOPPED else "",
+        elastic=first.text,
+        elastic_rank=first.rank,
+        elastic_host=first.host,
         log="\n".join(texts),
     )
 

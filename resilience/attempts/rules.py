@@ -8,6 +8,7 @@ A rule is a table:
     pattern = 'CUDA out of memory'           # regular expression, searched in the line
     unless = 'skipping batch'                # optional: lines that look alike
     role = "root"                            # optional: root, cascade, confirmation or diagnostic
+    broad = true                             # optional: counts only in error lines, and less than other rules
     decides = true                           # optional: the scheduler or the kernel says it: beats all other lines
     source = "https://..., or the program and file that prints the line"
     advice = "..."                           # optional: what to try
@@ -35,7 +36,7 @@ from resilience.messages import suggest
 BUILT_IN = Path(__file__).parent / "rules"
 FOLDER = "failure_rules"
 """In a directory of $RESIL_PLUGINS."""
-_KEYS = {"class", "contains", "pattern", "unless", "role", "decides", "source", "advice", "example"}
+_KEYS = {"class", "contains", "pattern", "unless", "role", "broad", "decides", "source", "advice", "example"}
 _REQUIRED = {"class", "contains", "pattern", "source", "example"}
 
 
@@ -47,6 +48,7 @@ class Rule:
         name: file and line of its definition: `gpu.toml:12`.
         failure: the class it shows.
         role: see Role.
+        broad: whether it counts only in error lines and in the last lines of tracebacks, and less than other rules.
         decides: whether it beats all other lines, wherever they are.
         contains: in lower case; a matching line contains at least one of them.
         pattern: searched in the line.
@@ -59,6 +61,7 @@ class Rule:
     name: str
     failure: FailureClass
     role: Role
+    broad: bool
     decides: bool
     contains: tuple[str, ...]
     pattern: re.Pattern[str]
@@ -121,10 +124,11 @@ def _rule(table: Mapping[str, Any], name: str) -> Rule:
     contains = table["contains"]
     if not isinstance(contains, list) or not contains or not all(isinstance(one, str) and one for one in contains):
         raise refuse("contains must be a list of texts")
-    if wrong := [key for key in _KEYS - {"contains", "decides"} if not isinstance(table.get(key, ""), str)]:
+    if wrong := [key for key in _KEYS - {"contains", "broad", "decides"} if not isinstance(table.get(key, ""), str)]:
         raise refuse(f"{wrong[0]} must be a text")
-    if not isinstance(table.get("decides", False), bool):
-        raise refuse("decides must be true or false")
+    for key in ("broad", "decides"):
+        if not isinstance(table.get(key, False), bool):
+            raise refuse(f"{key} must be true or false")
     if any(one != one.lower() for one in contains):
         raise refuse("contains must be in lower case")
     patterns: dict[str, re.Pattern[str] | None] = {"unless": None}
@@ -142,7 +146,7 @@ def _rule(table: Mapping[str, Any], name: str) -> Rule:
     pattern = patterns["pattern"]
     assert pattern is not None
     rule = Rule(
-        name=name, failure=failure, role=role, decides=table.get("decides", False),
+        name=name, failure=failure, role=role, broad=table.get("broad", False), decides=table.get("decides", False),
         contains=tuple(contains), pattern=pattern, unless=patterns["unless"],
         source=table["source"], advice=table.get("advice", ""), example=table["example"],
     )  # fmt: skip

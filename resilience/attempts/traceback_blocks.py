@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 _PREFIX = re.compile(r"^(?:\[(?:rank|default) ?(?P<torch>\d{1,6})\]:? ?|\s{0,6}(?P<srun>\d{1,6}): )")
-_HEAD = "Traceback (most recent call last):"
+_HEAD = "Traceback (most recent call last)"
+_BOX = re.compile(r"^[╭│╰]")
+_BOX_FRAME = re.compile(r"^│ (?P<path>/\S+|\S+\.py):(?P<line>\d+) in (?P<name>\S+)")
+"""rich's tracebacks."""
+_ORIGINAL = re.compile(r"Original Traceback|last\): \(RANK \d+\)")
+"""The exception inside of the one that reports it: torch/_utils.py, ExceptionWrapper (of a DataLoader worker);
+torch/distributed/checkpoint/api.py (of a rank)."""
 _FRAME = re.compile(r'^\s*(?:\| )?File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>\S+))?')
 _FINAL = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s?(?P<message>.*))?$")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
@@ -33,6 +39,7 @@ class Traceback:
         frame: `train.py:88 in step`, the deepest frame outside of installed packages, else the deepest; may be empty.
         is_own: whether that frame is outside of installed packages.
         rank: of the process; None: unknown.
+        chain_end: index of the last line of the chain; `end` if there is none.
     """
 
     begin: int
@@ -42,6 +49,7 @@ class Traceback:
     frame: str
     is_own: bool
     rank: int | None
+    chain_end: int
 
 
 def split_rank(line: str) -> tuple[int | None, str]:
@@ -58,35 +66,44 @@ def tracebacks(lines: Sequence[str]) -> list[Traceback]:
     """Return the tracebacks of all ranks in order of their first lines; of a chain of exceptions only the first."""
     heads = [index for index, line in enumerate(lines) if _HEAD in line]
     found: list[Traceback] = []
+    latest: dict[int | None, int] = {}
     chained: dict[int | None, int] = {}
     for head in heads:
         rank, first = split_rank(lines[head])
-        if chained.get(rank, -1) >= head:
-            one = _read(lines, head, rank, first)
-            if one is not None:
-                chained[rank] = _chain_end(lines, one, rank)
-            continue
         one = _read(lines, head, rank, first)
-        if one is not None:
+        if one is None:
+            continue
+        last = latest.get(rank)
+        if last is not None and _ORIGINAL.search(first):
+            begin = found[last].begin
+            found[last] = replace(one, begin=begin) if one.frame else replace(found[last], chain_end=one.end)
+        elif last is not None and chained.get(rank, -1) >= head:
+            found[last] = replace(found[last], chain_end=one.end)
+        else:
+            latest[rank] = len(found)
             found.append(one)
-            chained[rank] = _chain_end(lines, one, rank)
+        chained[rank] = _chain_end(lines, one, rank)
     return found
 
 
 def _read(lines: Sequence[str], head: int, rank: int | None, first: str) -> Traceback | None:
     indent = len(first) - len(first.lstrip())
     before = first[: first.index(_HEAD)]
+    if _ORIGINAL.search(first) or _BOX.match(before):
+        before = ""
     frames: list[re.Match[str]] = []
     for index in range(head + 1, min(len(lines), head + _MOST_LINES)):
         whose, line = split_rank(lines[index])
         if whose != rank:
             continue
         body = line.removeprefix(before) if before.strip() else line[indent:]
-        if (frame := _FRAME.match(body)) is not None:
+        if (frame := _FRAME.match(body) or _BOX_FRAME.match(body)) is not None:
             frames.append(frame)
+        elif _BOX.match(body):
+            continue
         elif body[:1] not in (" ", "\t", "") and (final := _FINAL.match(body)) is not None:
             frame_text, is_own = _deepest(frames)
-            return Traceback(head, index, final["type"], final["message"] or "", frame_text, is_own, rank)
+            return Traceback(head, index, final["type"], final["message"] or "", frame_text, is_own, rank, index)
         elif body[:1] not in (" ", "\t", "") and frames:
             return None  # something else wrote into the middle
     return None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.attempts.classify import Evidence, classify
 from resilience.attempts.failure import Failure
-from resilience.attempts.ledger import evidence_of, read_end
-from resilience.errors import NotSupported, SchedulerError, UsageError
-from resilience.job import Job, JobId
+from resilience.attempts.ledger import evidence_of, kept_end, read_end
+from resilience.attempts.reconcile import records_of, with_state
+from resilience.errors import SchedulerError, UsageError
+from resilience.job import JobId
 from resilience.runs.attempts import Attempt
 from resilience.runs.run_files import read_attempts
 from resilience.runs.run_logs import logs_of, start_of_attempt
@@ -55,13 +55,16 @@ def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = No
     """
     attempt = _attempt(directory, job)
     notes: list[str] = []
-    record = _record(project, attempt, notes)
     logs = logs_of(directory, start_of_attempt(attempt), read_intents(directory))
-    evidence = replace(
-        evidence_of(directory, attempt, notes),
-        state=record.state if record is not None and record.state.is_final else None,
-        state_text=record.reason if record is not None and record.reason.startswith("CANCELLED") else "",
-    )
+    evidence = evidence_of(directory, attempt, notes)
+    kept = kept_end(directory, attempt)
+    if kept is not None and kept.state is not None:
+        evidence = replace(evidence, state=kept.state)
+    try:
+        record = records_of(project.scheduler(), [attempt]).get(attempt.number)
+        evidence = evidence if record is None else with_state(evidence, record)
+    except SchedulerError as error:
+        notes.append(f"the scheduler was not asked: {error.message}")
     return Why(
         run=directory.run, attempt=attempt.number, job=attempt.label, logs=logs, failure=classify(evidence),
         notes=tuple(notes),
@@ -79,19 +82,3 @@ def _attempt(directory: RunDirectory, job: JobId | None) -> Attempt:
             hint=f"classify its log: resil why $(resil logs {directory.run} --path)",
         )
     return next((one for one in reversed(attempts) if one.end is not None), attempts[-1])
-
-
-def _record(project: Project, attempt: Attempt, notes: list[str]) -> Job | None:
-    """Return the job's record: of the accounting, else of the queue, which remembers jobs for minutes."""
-    try:
-        scheduler = project.scheduler()
-        job_id = JobId.parse(attempt.label)
-        with suppress(NotSupported):
-            records = [one for one in scheduler.history([job_id]) if one.raw_id == attempt.job_id]
-            if records:
-                return records[-1]
-        rows = scheduler.jobs(finished=True, keep=lambda number, *_: number == job_id.array)
-        return next((row for row in rows if row.raw_id == attempt.job_id), None)
-    except SchedulerError as error:
-        notes.append(f"the scheduler was not asked: {error.message}")
-        return None

@@ -16,11 +16,13 @@ from resilience.cli.options import (
     single_command,
 )
 from resilience.cli.output import clean, paint, print_json, print_table
+from resilience.errors import UsageError
 
 if TYPE_CHECKING:
     from resilience.attempts.ledger import LedgerRow
     from resilience.attempts.why import Why
 
+LOG_SUFFIXES = (".out", ".err", ".log", ".txt")
 SHOWN = 20
 """Attempts of the table, without --all."""
 
@@ -38,9 +40,11 @@ def why(
     from resilience.attempts.why import why_of_log, why_of_run
     from resilience.job import JobId
 
-    path = Path(what) if what else None
-    if path is not None and path.is_file():
+    path = Path(what)
+    if what and path.is_file():
         found = why_of_log(path)
+    elif path.suffix in LOG_SUFFIXES or "/" in what:
+        raise UsageError(f"{what} is no file", hint="the logs of a run: resil logs RUN --path")
     else:
         project = open_project(config, scheduler)
         job = JobId.parse(what) if what[:1].isdigit() else None
@@ -67,30 +71,38 @@ def _show(found: Why) -> None:
         print(f"  note: {clean(note)}")
 
 
-@single_command("Examples: resil attempts; resil attempts gpt --all; resil attempts gpt --json")
+@single_command("Examples: resil attempts; resil attempts gpt --all; resil attempts gpt --svg gpt.svg")
 def attempts(
     run: RunArgument = "",
     everything: Annotated[bool, typer.Option("--all", help=f"All attempts, not only the last {SHOWN}.")] = False,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Also write a timeline of all attempts as SVG.")
+    ] = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show each attempt of a run: job, nodes, duration, steps, how it ended and why."""
+    """Show each attempt of a run: job, nodes, wait, duration, steps, how it ended and why."""
     from resilience.attempts.breaker import BreakerPolicy, decide
     from resilience.attempts.ledger import read_ledger
 
     project = open_project(config)
     directory = project.existing(run)
     now = project.system.clock.now()
-    rows = read_ledger(directory, newest=None if everything or as_json else SHOWN)
+    rows = read_ledger(directory, newest=None if everything or as_json or svg is not None else SHOWN)
     verdict = decide(rows, BreakerPolicy(), now)
+    if svg is not None:
+        from resilience.attempts.timeline import render
+        from resilience.system.files import write_atomic
+
+        write_atomic(svg, render(directory.run, rows, now), mode=0o644, durable=False)
     if as_json:
         print_json("attempts", {"run": directory.run, "attempts": rows, "breaker": verdict})
         return
     if not rows:
         print(f"run {clean(directory.run)} has no attempt yet")
         return
-    headers = ("ATTEMPT", "JOB", "NODE", "BEGAN", "RAN", "STEPS", "SAVED", "END", "CAUSE")
-    print_table(headers, [_cells(row, now) for row in rows])
+    headers = ("ATTEMPT", "JOB", "NODE", "BEGAN", "WAITED", "RAN", "STEPS", "SAVED", "END", "CAUSE")
+    print_table(headers, [_cells(row, now) for row in (rows if everything else rows[-SHOWN:])])
     print(f"  {clean(verdict.reason)}")
 
 
@@ -105,6 +117,7 @@ def _cells(row: LedgerRow, now: float) -> tuple[str, ...]:
         row.job,
         row.nodes or row.host,
         iso_time(row.start_time)[:16].replace("T", " "),
+        "" if row.queue_s is None else format_duration(row.queue_s),
         format_duration(row.seconds if row.seconds is not None else max(0.0, now - row.start_time)),
         steps,
         "" if row.durable_step is None else str(row.durable_step),

@@ -36,7 +36,7 @@ from resilience.errors import ProbeError, ResilError
 from resilience.finding import Figure, Finding, Report, Verdict
 from resilience.messages import plural
 from resilience.quantities import format_duration
-from resilience.runs.open_project import open_in_child, read_source
+from resilience.runs.open_project import in_child, open_in_child, read_source
 from resilience.settings.load import Source
 from resilience.system.child import GRACE_S, reap
 from resilience.system.ports import System
@@ -205,6 +205,9 @@ EXIT_UNKNOWN = 3
 ENDING_S = 10.0
 """The deadline for notifications after a signal: SIGKILL usually follows after 30 s or more."""
 
+RECONCILE_S = 30.0
+"""The deadline for the ledgers of all runs: they query the scheduler only after an attempt has ended."""
+
 PROMPT_S = 1.0
 """On a terminal, findings are printed this long after the start, although others are awaited."""
 
@@ -286,6 +289,8 @@ def _once(
     watchdogs, reports = _watchdogs(request, project)
     if only is not None:
         watchdogs, reports = [watchdog for watchdog in watchdogs if watchdog.name in only], []
+    if any(watchdog.name == "job" for watchdog in watchdogs) and request.notifies(project.system.environ):
+        _reconcile(project)
     tick, deadline_s, ending = Tick(project, watchdogs, on_readings), ALERTING_S, None
     with _shown_as_they_come(reports, request, is_live=view is not None) as shown:
         try:
@@ -318,6 +323,17 @@ def _once(
     if ending is not None:
         raise ending
     return code
+
+
+def _reconcile(project: Project) -> None:
+    """Add what the scheduler says to the ledgers of runs while it remembers; in a child, because a disk may hang."""
+
+    def work() -> int:
+        from resilience.attempts.reconcile import reconcile_runs
+
+        return reconcile_runs(project)
+
+    in_child(project.system, f"ledgers of {project.loaded.state_dir}", work, RECONCILE_S)
 
 
 @contextmanager

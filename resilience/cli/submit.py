@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,7 @@ from resilience.cli.options import (
     single_command,
 )
 from resilience.cli.output import chosen, clean, patience, print_json, print_warnings, say
-from resilience.errors import UsageError
+from resilience.errors import ResilError, UsageError
 from resilience.messages import plural
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ def _queue(
 
     `form`: `plan` prints the plan and `test` the start time, without queueing; `ids` prints only the ids.
     """
+    from resilience.attempts.reconcile import reconcile
     from resilience.cron.late import late_notice
     from resilience.runs.submit import perform, prepare
     from resilience.runs.submit import test_only as start_estimate
@@ -197,6 +199,8 @@ def _queue(
         return
     with patience("the scheduler is slow to respond; still trying. Nothing is queued twice"):
         result = perform(project, prepared, progress=say)
+        with suppress(ResilError):  # else the next tick does
+            reconcile(project, prepared.directory)
     if form == "ids":
         print("\n".join(map(str, result.ids)))
     elif as_json:

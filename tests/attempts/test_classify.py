@@ -37,6 +37,10 @@ Root Cause (first observed failure):
   exitcode  : -9 (pid: 4711)
   error_file: <N/A>
 """
+WARNED = "[W1120 03:14:15.9 4711 data.py:12] OSError: [Errno 116] Stale file handle, retrying\n"
+WARMED = "".join(f"2026-11-20 03:14:{number:02} INFO shard: {number} of 60 is read\n" for number in range(60))
+OPENED = "cannot open shared object file: libnuma.so.1\n"
+SHORT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
 CHAIN = """Traceback (most recent call last):
   File "/home/ada/data.py", line 7, in read
     return cache[name]
@@ -67,10 +71,15 @@ ValueError: no shard
             C.HOST_OOM,
             Confidence.GUESS,
         ),
-        (Evidence(exit_code=137, log=STEPS + TORCHRUN), C.EXCEPTION, Confidence.GUESS),
+        (Evidence(exit_code=1, log=STEPS + ECHO.splitlines()[0] + "\n" + TORCHRUN), C.KILLED, Confidence.GUESS),
         (Evidence(exit_code=139, log=STEPS), C.SEGFAULT, Confidence.GUESS),
         (Evidence(exit_code=1, log=STEPS), C.UNKNOWN, Confidence.GUESS),
-        (Evidence(exit_code=1, log=OWN + STEPS), C.UNKNOWN, Confidence.GUESS),
+        (Evidence(exit_code=1, log=OWN + STEPS * 3), C.UNKNOWN, Confidence.GUESS),
+        (Evidence(exit_code=1, log=OWN + STEPS[-2000:]), C.EXCEPTION, Confidence.GUESS),
+        (Evidence(exit_code=0, log=STEPS), C.FINISHED, Confidence.GUESS),
+        (Evidence(exit_code=255, log=STEPS), C.UNKNOWN, Confidence.GUESS),
+        (Evidence(exit_code=1, log=STEPS + WARNED + WARMED), C.UNKNOWN, Confidence.GUESS),
+        (Evidence(exit_code=1, log=WARMED + OPENED + WARMED + SHORT), C.GPU_OOM, Confidence.LIKELY),
         (
             Evidence(exit_code=1, log=STEPS + LIMIT + OWN),
             C.WALLTIME,
@@ -106,6 +115,27 @@ def test_torchelastic_names_rank_and_host() -> None:
 def test_of_chained_exceptions_the_first_is_the_cause() -> None:
     found = classify(Evidence(exit_code=1, log=STEPS + CHAIN))
     assert found.fingerprint == "exception: data.py:7 in read: KeyError: 'shard-N'"
+
+
+def test_of_a_dataloader_worker_its_own_exception_is_the_cause() -> None:
+    log = """Traceback (most recent call last):
+  File "/home/ada/train.py", line 9, in <module>
+    for batch in loader:
+OSError: Caught OSError in DataLoader worker process 3.
+Original Traceback (most recent call last):
+  File "/home/ada/data.py", line 31, in __getitem__
+    return self.read(index)
+OSError: [Errno 116] Stale file handle
+"""
+    found = classify(Evidence(exit_code=1, log=STEPS + log))
+    assert (found.failure, "data.py:31" in found.fingerprint) == (C.STALE_HANDLE, True)
+
+
+def test_steps_of_other_ranks_after_it_do_not_hide_the_first_failing_rank() -> None:
+    said = OWN.replace("rank3", "rank5")
+    elastic = TORCHRUN.replace("exitcode  : -9", "exitcode  : 1")
+    found = classify(Evidence(exit_code=1, log=said + STEPS * 3 + elastic))
+    assert (found.failure, found.rank, found.host) == (C.EXCEPTION, 5, "n4")
 
 
 def test_torchelastics_error_file_comes_before_the_log() -> None:

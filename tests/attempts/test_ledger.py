@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from resilience.attempts.breaker import BreakerPolicy, State, decide
+from resilience.attempts.error_files import RankError, parse_error
 from resilience.attempts.failure import Confidence, FailureClass
 from resilience.attempts.ledger import LedgerRow, fold_steps, read_ledger
+from resilience.attempts.timeline import render
 from resilience.runs.attempts import AttemptEnd
 from resilience.runs.run_directory import RunDirectory
 
@@ -140,3 +143,64 @@ def test_a_launch_that_follows_in_the_same_attempt_ends_for_its_own_reason(run: 
     attempt(run, 1, end="exited", events=events, log="OSError: [Errno 28] No space left on device\n")
     (row,) = read_ledger(run)
     assert row.failure is not None and row.failure.failure is FailureClass.DISK_FULL
+
+
+def test_the_wait_before_an_attempt_begins_with_the_end_of_the_previous_one(run: RunDirectory) -> None:
+    attempt(run, 1, end="exited")
+    attempt(run, 2, end="exited")
+    intent = {"event": "intent", "token": "t", "time": 400, "scheduler": "slurm", "script": "s", "argv": ["sbatch"]}
+    result = {"event": "submitted", "token": "t", "job_id": "41", "time": 401}
+    (run.path / "submissions.jsonl").write_text(f"{json.dumps(intent)}\n{json.dumps(result)}\n")
+    assert [row.queue_s for row in read_ledger(run)] == [600.0, 940.0]
+    assert [row.queue_s for row in read_ledger(run, newest=1)] == [None], "the previous one was not read"
+
+
+def test_a_line_of_progress_tells_steps_that_no_event_has(run: RunDirectory) -> None:
+    attempt(run, 1, end="lost", events=[{"event": "save", "step": 40}])
+    lines = [
+        {"event": "progress", "time": 1030, "attempt": 1, "step": 77},
+        {"event": "progress", "attempt": 2, "step": 99},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"event":"progress","time":10'
+    (run.path / "journal" / "41.progress.jsonl").write_text(text)
+    (row,) = read_ledger(run)
+    assert (row.last_step, row.durable_step) == (77, 40)
+
+
+def test_the_signal_is_told_apart_from_the_exit_code(run: RunDirectory) -> None:
+    attempt(run, 1, end="exited", code=139)
+    attempt(run, 2, end="exited", code=255)
+    assert [(row.exit_code, row.signal) for row in read_ledger(run)] == [(139, 11), (255, None)]
+
+
+def test_the_error_file_of_the_first_failing_rank_comes_before_the_log(run: RunDirectory) -> None:
+    stack = "Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 9, in main\nKeyError: 'en'\n"
+    errors = {
+        "0": {"message": {"message": "DistBackendError", "extraInfo": {"py_callstack": "x", "timestamp": "1010"}}},
+        "1": {"message": {"message": "KeyError", "extraInfo": {"py_callstack": stack, "timestamp": "1001", "rank": 9}}},
+    }
+    for task, record in errors.items():
+        (run.path / "attempts" / f"0001.error.{task}").write_text(json.dumps(record))
+    (run.path / "attempts" / "0001.error.2").write_text('{"message": {"message": "half')
+    (run.path / "attempts" / "0001.error.3").write_text("[]")
+    attempt(run, 1, end="exited", log="RuntimeError: Connection closed by peer\n")
+    (row,) = read_ledger(run)
+    assert row.failure is not None
+    assert (row.failure.failure, row.failure.rank) == (FailureClass.EXCEPTION, 9)
+    assert row.failure.fingerprint == "exception: train.py:9 in main: KeyError: 'en'"
+
+
+def test_an_error_file_of_an_older_torch_is_a_text() -> None:
+    assert parse_error('{"message": "RuntimeError: x"}').text == "RuntimeError: x"
+    assert parse_error('{"message": 7}') == parse_error("[]") == RankError()
+
+
+def test_the_timeline_shows_each_attempt_and_what_ended_it(run: RunDirectory) -> None:
+    attempt(run, 1, end="exited", log="OSError: [Errno 28] No space left on device: '<&>'\n")
+    attempt(run, 2, end="finished", code=0)
+    attempt(run, 3)
+    drawn = ElementTree.fromstring(render("gpt", read_ledger(run), now=3050.0))
+    texts = [one.text or "" for one in drawn.iter() if one.tag.endswith("}text")]
+    assert texts[0] == "gpt: 3 attempts in 34 min 10 s, 2 min of them running, 31 min 20 s between jobs"
+    assert any("disk full" in text for text in texts) and any("running" in text for text in texts)
+    assert ElementTree.fromstring(render("gpt", (), now=1.0)) is not None

@@ -36,6 +36,8 @@ GROUP_FOLDER = stat.S_ISGID | stat.S_IWGRP
 AT_ONCE = 200
 """Journal lines per write."""
 LONGEST_LINE = 32_768
+PROGRESS_S = 60.0
+"""Between two lines of progress."""
 LONGEST_TEXT = 4_000
 """Characters of one text: an error message may carry a whole tensor."""
 
@@ -60,6 +62,8 @@ class RunDirectoryWriter:
         self._learned: dict[int, str] = {}
         self._stacks: list[tuple[int, bytes]] = []
         self._has_tidied = False
+        self._progress_due = 0.0
+        self._step_written = -1
 
     def add_lines(self, rank: int, lines: Iterable[bytes]) -> None:
         """Queue journal lines."""
@@ -135,7 +139,18 @@ class RunDirectoryWriter:
             remove_stale(directory, time.time())
         text = compose(self._attempt, self._host, beats, time.time())
         replace_file(os.path.join(directory, file_name(self._job_id, self._host)), text, mode=file_mode(self._run_dir))
+        self._write_progress(beats)
         return True
+
+    def _write_progress(self, beats: Mapping[int, RankBeat]) -> None:
+        """Add a line to `journal/<jobid>.progress.jsonl` each minute in which rank 0 has done steps."""
+        first = beats.get(0)
+        if first is None or first.progress.steps == self._step_written or time.monotonic() < self._progress_due:
+            return
+        step = first.progress.steps
+        line = as_line({"event": "progress", "time": round(time.time(), 3), "attempt": self._attempt, "step": step})
+        append_journal(self._run_dir, self._job_id, "progress", [line])
+        self._step_written, self._progress_due = step, time.monotonic() + PROGRESS_S
 
 
 def is_for_group(directory: str) -> bool:
@@ -207,13 +222,15 @@ def as_line(record: Mapping[str, Any]) -> bytes:
     return json.dumps({**kept, "cut": True}, separators=(",", ":")).encode() + b"\n"
 
 
-def append_journal(run_dir: str, job_id: str, rank: int, lines: Iterable[bytes]) -> None:
-    """Append lines to a rank's journal, all or none, and wait until they are durable. Raise OSError.
+def append_journal(run_dir: str, job_id: str, whose: int | str, lines: Iterable[bytes]) -> None:
+    """Append lines to the journal of a rank, or of the `progress`, all or none, and wait until they are durable.
+
+    Raise OSError.
 
     The file is opened each time, because the run directory may have disappeared and returned. A link, a FIFO or a
     directory of that name is rejected.
     """
-    path = os.path.join(subfolder(run_dir, layout.JOURNAL), f"{job_id}.{rank}.jsonl")
+    path = os.path.join(subfolder(run_dir, layout.JOURNAL), f"{job_id}.{whose}.jsonl")
     append(path, b"".join(lines), mode=file_mode(run_dir), is_only_writer=True)
 
 
