@@ -111,6 +111,12 @@ def ruined(step: int, decided: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def judged(run: RunDirectory) -> tuple[State, str]:
+    """Return the state of the breaker, and its reason."""
+    verdict = decide(read_ledger(run), BreakerPolicy(), 9000.0)
+    return verdict.state, verdict.reason
+
+
 def test_the_breaker_opens_when_the_loss_is_nan_at_the_same_step_twice(run: RunDirectory) -> None:
     attempt(run, 1, end="exited", events=ruined(150, 151))
     (row,) = read_ledger(run)
@@ -118,24 +124,23 @@ def test_the_breaker_opens_when_the_loss_is_nan_at_the_same_step_twice(run: RunD
     assert (row.failure.failure, row.failure.confidence) == (FailureClass.NAN_LOSS, Confidence.CERTAIN)
     assert (row.failure.step, row.last_step, row.durable_step) == (150, 150, 120)
     assert "rank 3: the loss is NaN, at step 150" in row.failure.reason
-    attempt(run, 2, end="exited", events=ruined(150, 151))
-    assert decide(read_ledger(run)[1:], BreakerPolicy(), 9000.0).state is State.CLOSED
+    assert judged(run)[0] is State.CLOSED
     attempt(run, 2, end="exited", events=ruined(150, 157))  # the ranks agreed on a later step this time
-    verdict = decide(read_ledger(run), BreakerPolicy(), 9000.0)
-    assert verdict.state is State.OPEN and "twice at the same step" in verdict.reason
+    state, reason = judged(run)
+    assert state is State.OPEN and "twice at the same step" in reason
 
 
 def test_a_preemption_after_the_failure_is_no_second_failure(run: RunDirectory) -> None:
     attempt(run, 1, end="exited", events=[{"event": "save", "step": 200}])
     attempt(run, 2, end="exited", events=ruined(150, 151))
     attempt(run, 3, end="stopped", code=75, events=[{"event": "resume", "step": 120}])
-    assert decide(read_ledger(run), BreakerPolicy(), 9000.0).state is State.CLOSED
+    assert judged(run)[0] is State.CLOSED
 
 
 def test_a_loss_that_is_nan_at_another_step_is_not_the_same(run: RunDirectory) -> None:
     attempt(run, 1, end="exited", events=ruined(150, 151))
     attempt(run, 2, end="exited", events=ruined(170, 171))
-    assert decide(read_ledger(run), BreakerPolicy(), 9000.0).state is State.CLOSED
+    assert judged(run)[0] is State.CLOSED
 
 
 def test_a_launch_that_follows_in_the_same_attempt_ends_for_its_own_reason(run: RunDirectory) -> None:
