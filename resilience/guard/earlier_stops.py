@@ -138,8 +138,10 @@ class EarlierStops:
             return None
         first = min(ruined, key=lambda one: (one.step or decision.step, one.rank))
         place, step = self._place, first.step or decision.step
+        known = 0 < first.since <= step  # not if the training went back to before that step
         self._new = {
-            "why": first.why[:LONGEST_WHY], "step": step, "since": first.since or min(self._checkpoint + 1, step),
+            "why": first.why[:LONGEST_WHY], "step": step,
+            "since": first.since if known else min(self._checkpoint + 1, step),
             "saved_step": self._checkpoint, "attempt": place.attempt, "world": place.world, "times": 1,
             "time": round(time.time(), 3), "is_passed": False,
         }  # fmt: skip

@@ -492,9 +492,9 @@ class GuardRuntime:
 
     def _work_on_files(self) -> None:
         """On rank 0: write what is due. May wait for the run directory."""
+        self._writer.work()
         with contextlib.suppress(OSError):  # the writer warns of it; retried
             self._stops.write()
-        self._writer.work()
 
     def _request(self, request: Request) -> None:
         """Request a save or a stop. With `save_overlap = "skip"`, skip a save without a stop while another is in

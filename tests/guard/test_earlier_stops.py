@@ -120,6 +120,15 @@ def test_a_loss_that_is_never_finite_points_at_the_checkpoint(run: Path) -> None
     assert seen.skip == {101}
 
 
+def test_a_training_that_goes_back_by_itself_has_no_suspects_of_before(run: Path) -> None:
+    with make_guard(run, say=lambda text: None) as guard:
+        for _ in range(200):
+            guard.step(2.0)
+        guard.resumed(100)
+        assert guard.step(math.nan).stop
+    assert [(one["step"], one["since"], one["saved_step"]) for one in stops(run)] == [(101, 101, 100)]
+
+
 def test_a_checkpoint_before_an_older_one_keeps_the_fault_open(run: Path) -> None:
     attempt(run, 100, 200, nan_at=150)
     seen = attempt(run, 50, 140)  # fell back one checkpoint
