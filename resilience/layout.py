@@ -17,6 +17,8 @@ ATTEMPTS = "attempts"
 FINISHED = "finished"
 LEARNED = "learned"
 """`learned/<rank>.json`: the guard's measurements of steps, saves and loss, for the next job and the batch shell."""
+STOPS = "stops.json"
+"""`learned/stops.json`: stops because the training's state was ruined, for the next attempts and the breaker."""
 AGREEMENT = "agreement"
 """`agreement/<launch>`: the address of rank 0, and the token that authenticates ranks. Mode 0600."""
 

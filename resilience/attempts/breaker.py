@@ -132,7 +132,7 @@ def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, cl
             return Verdict(state=State.CLOSED, reason="the last attempts made progress, or were ended from outside")
         text = f"{plural(len(ended_early), 'attempt')} in a row ended from outside before a new checkpoint"
         return Verdict(state=State.OPEN, reason=text, burnt=len(ended_early))
-    why = _why_open(failures, policy)
+    why = _why_open(failures, ended[-len(since) - 1 :], policy)
     if why:
         return _open(failures, why, policy, now)
     text = f"{plural(len(failures), 'attempt')} of {policy.failures} without progress: {_named(failures[-1])}"
@@ -188,14 +188,17 @@ def _makes_progress(one: LedgerRow, best: int | None) -> bool:
     return False
 
 
-def _why_open(failures: Sequence[LedgerRow], policy: ActSettings) -> str:
+def _why_open(failures: Sequence[LedgerRow], recent: Sequence[LedgerRow], policy: ActSettings) -> str:
+    """Return why to open; empty for no reason. `recent`: the attempts since the last progress, and the one that made
+    it, which may have failed at the same step."""
     last = failures[-1]
     assert last.failure is not None
     if not policy.failures:
         return ""
     if treatment_of(last, policy) is Treatment.NEVER:
         return f"no restart heals it: {_named(last)}"
-    same = [one for one in failures[:-1] if _is_same(one, last)]
+    others = [one for one in recent if one is not last and (one in failures or one.last_step is not None)]
+    same = [one for one in others if _is_same(one, last)]
     if treatment_of(last, policy) is Treatment.TWICE and same:
         return f"the same cause twice at the same step: {_named(last)}"
     if len(failures) >= policy.failures:

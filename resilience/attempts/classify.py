@@ -108,6 +108,7 @@ class Evidence:
         state_text: that state as printed: `CANCELLED by 1000`.
         has_oom_kill: whether the kernel counted an OOM kill in the job's cgroup (memory.events).
         stopped_why: reason of a deliberate stop, by the guards.
+        ruined_why, ruined_step: reason and step of a stop by the guards because the state of the training was ruined.
         elastic: error of the first failing rank, from torchelastic's error file: message and call stack.
         elastic_rank, elastic_host: of that rank.
         log: end of the log.
@@ -119,6 +120,8 @@ class Evidence:
     state_text: str = ""
     has_oom_kill: bool = False
     stopped_why: str = ""
+    ruined_why: str = ""
+    ruined_step: int | None = None
     elastic: str = ""
     elastic_rank: int | None = None
     elastic_host: str = ""
@@ -166,6 +169,8 @@ def classify(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Failure
     known = all_rules() if rules is None else rules
     if evidence.end is AttemptEnd.FINISHED:
         return _plain(FailureClass.FINISHED, Confidence.CERTAIN, "the training wrote that it is complete")
+    if evidence.ruined_why:
+        return _of_ruin(evidence, known)
     reading = _read(evidence.log, known)
     decided = next((one for one in reading.matches if one.rule.decides), None)
     if evidence.end is AttemptEnd.STOPPED and (decided is None or decided.rule.failure in _FROM_OUTSIDE):
@@ -186,6 +191,13 @@ def classify(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Failure
             return found
         return _of_log(reading) or found  # that rank only reported another's failure
     return _of_log(reading) or _of_exit_code(evidence, reading)
+
+
+def _of_ruin(evidence: Evidence, rules: Sequence[Rule]) -> Failure:
+    """Return the failure that the guards have recorded, with the advice of the rules for its class."""
+    found = _plain(FailureClass.NAN_LOSS, Confidence.CERTAIN, f"the guards stopped it: {evidence.ruined_why}")
+    advice = next((rule.advice for rule in rules if rule.failure is FailureClass.NAN_LOSS and rule.advice), "")
+    return replace(found, step=evidence.ruined_step, advice=advice)
 
 
 # ---- the log ---------------------------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ class Failure:
         reason: one sentence: which evidence decided.
         advice: what to try; may be empty.
         fingerprint: the same for the same cause: class, exception and own code line, without numbers of this attempt.
+        step: at which the guards found the state of the training ruined; None: the guards have not.
         rank, host: of the first failing process, where the evidence shows them; None and empty otherwise.
         quotes: the lines that support it, the deciding one first.
     """
@@ -120,6 +121,7 @@ class Failure:
     reason: str
     advice: str = ""
     fingerprint: str = ""
+    step: int | None = None
     rank: int | None = None
     host: str = ""
     quotes: tuple[Quote, ...] = ()

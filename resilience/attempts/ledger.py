@@ -51,7 +51,8 @@ class LedgerRow:
         end: what the batch shell recorded; None: nothing.
         exit_code: of the launch; None: unknown.
         first_step: the step it resumed from; None: unknown.
-        last_step: the newest step seen of it; None: unknown.
+        last_step: the newest step seen of it; None: unknown. Of a training whose state was ruined, the step at which
+            that was found: the ranks stop some steps later, not always after the same one.
         durable_step: the newest step whose checkpoint was durable; None: none is known.
         failure: why it ended; None while it runs.
     """
@@ -144,14 +145,34 @@ def fold_steps(events: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | N
     return first, last, durable
 
 
+def ruin_of(events: Iterable[Mapping[str, Any]]) -> tuple[str, int | None]:
+    """Return why and at which step the guards found the state ruined, from the journal of one attempt's rank 0.
+
+    Empty and None if they did not, or if a later launch of the attempt has started. Pure.
+    """
+    found: tuple[str, int | None] = ("", None)
+    for event in events:
+        if event.get("event") == "start":
+            found = ("", None)
+        elif event.get("event") == "state_ruined" and isinstance(event.get("step"), int):
+            found = (str(event.get("why") or "the state of the training is ruined"), event["step"])
+    return found
+
+
+def _journal(directory: RunDirectory, attempt: Attempt) -> list[Mapping[str, Any]]:
+    """Return the newest events of an attempt's rank 0."""
+    return [event for event in last_events(directory, attempt.job_id, "0") if event.get("attempt") == attempt.number]
+
+
 def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
-    own = [event for event in last_events(directory, attempt.job_id, "0") if event.get("attempt") == attempt.number]
-    first, last, durable = fold_steps(own)
-    seen = [step for _, step in progress_of(directory, attempt)]
+    first, last, durable = fold_steps(_journal(directory, attempt))
+    seen = [*(step for _, step in progress_of(directory, attempt)), *([] if last is None else [last])]
     starts = last_events(directory, attempt.job_id, words=(b'"attempt_start"',))
     nodes = next((str(one.get("nodes", "")) for one in starts if one.get("attempt") == attempt.number), "")
     kept = None if attempt.end is None else end_of(directory, attempt)
     code = attempt.exit_code if attempt.exit_code is not None or kept is None else kept.exit_code
+    failure = kept.failure if kept is not None else None
+    ruined = failure.step if failure is not None else None
     return LedgerRow(
         attempt=attempt.number,
         job=attempt.label,
@@ -166,9 +187,9 @@ def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
         exit_code=code,
         signal=code - 128 if code is not None and 128 < code <= 192 else None,
         first_step=first,
-        last_step=max((*seen, *(() if last is None else (last,))), default=None),
+        last_step=max(seen, default=None) if ruined is None else ruined,
         durable_step=durable,
-        failure=kept.failure if kept is not None else None,
+        failure=failure,
     )
 
 
@@ -225,8 +246,11 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
                 notes.append(error.message)
     if not logs and notes is not None:
         notes.append("no log of this attempt was found")
+    ruined_why, ruined_step = ruin_of(_journal(directory, attempt))
     first = first_error(directory, attempt)
     return Evidence(
+        ruined_why=ruined_why,
+        ruined_step=ruined_step,
         end=attempt.end,
         exit_code=attempt.exit_code,
         stopped_why=attempt.why if attempt.end is AttemptEnd.STOPPED else "",

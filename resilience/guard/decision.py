@@ -72,9 +72,11 @@ class Request:
         discard: whether to save nothing, overriding all other requests: superseded attempt, or loss is NaN.
         exit_code: the exit code if this request stops the training.
         rank: the requesting rank; set by the guard.
+        step: the step at which the state of the training was found ruined, and `since`: the last one at which it was
+            not; 0 if unknown or if it is not ruined. Told to the next attempt.
     """
 
-    __slots__ = ("discard", "exit_code", "label", "rank", "save", "stop", "trigger", "why")
+    __slots__ = ("discard", "exit_code", "label", "rank", "save", "since", "step", "stop", "trigger", "why")
 
     def __init__(
         self,
@@ -87,6 +89,8 @@ class Request:
         discard: bool = False,
         exit_code: int = EXIT_STOPPED,
         rank: int = 0,
+        step: int = 0,
+        since: int = 0,
     ) -> None:
         self.trigger = trigger
         self.why = why
@@ -96,6 +100,8 @@ class Request:
         self.discard = discard
         self.exit_code = exit_code
         self.rank = rank
+        self.step = step
+        self.since = since
 
     def __repr__(self) -> str:
         return f"Request({self.trigger}: {_describe_action(self) or 'nothing'}, because {self.why})"
@@ -114,7 +120,7 @@ class Request:
     def from_dict(cls, fields: Mapping[str, Any]) -> Request:
         """Return the request of an `as_dict` record. Raise ValueError for other input, which comes from the network."""
         types = {"trigger": str, "why": str, "save": bool, "stop": bool, "label": str, "discard": bool}
-        types |= {"exit_code": int, "rank": int}
+        types |= {"exit_code": int, "rank": int, "step": int, "since": int}
         if set(fields) != set(types) or any(type(fields[name]) is not kind for name, kind in types.items()):
             raise ValueError(f"not a request: {sorted(fields)}")
         return cls(**fields)
@@ -131,9 +137,10 @@ class Decision:
         step: the step after which the decision takes effect, by the guard's count.
         exit_code: the exit code if `stop` is set.
         triggers: names of the requesting triggers.
+        earlier: only in the decision before the first step: records of earlier attempts, see `earlier_stops.py`.
     """
 
-    __slots__ = ("exit_code", "label", "reasons", "save", "step", "stop", "triggers")
+    __slots__ = ("earlier", "exit_code", "label", "reasons", "save", "step", "stop", "triggers")
 
     def __init__(
         self,
@@ -145,6 +152,7 @@ class Decision:
         step: int = 0,
         exit_code: int = EXIT_STOPPED,
         triggers: Sequence[str] = (),
+        earlier: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.save = save
         self.stop = stop
@@ -153,6 +161,7 @@ class Decision:
         self.step = step
         self.exit_code = exit_code
         self.triggers = tuple(triggers)
+        self.earlier = tuple(earlier)
 
     def __bool__(self) -> bool:
         return self.save or self.stop
@@ -177,7 +186,8 @@ class Decision:
         return "; ".join(self.reasons)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the decision in JSON types."""
+        """Return the decision in JSON types; `earlier` only if there is any."""
+        earlier = {"earlier": list(self.earlier)} if self.earlier else {}
         return {
             "save": self.save,
             "stop": self.stop,
@@ -186,6 +196,7 @@ class Decision:
             "step": self.step,
             "exit_code": self.exit_code,
             "triggers": list(self.triggers),
+            **earlier,
         }
 
 

@@ -44,7 +44,8 @@ RETRY_FOR_S, RETRY_EVERY_S = 60.0, 0.2
 """How long the file is requested from the node's heartbeat process, which may not have started yet."""
 SNAPSHOTS = 3
 """Losses are kept for this many of the last saves: the training may resume from an older one."""
-MAX_LOSSES = 1000
+MAX_LOSSES, MAX_GRAD_NORMS = 1000, 400
+"""The file stays below the 64 KiB that are read of it."""
 STEPS_APART = 10
 """Losses older than this many windows before the resumed step are not used."""
 KILL_LEAST_S, KILL_TIMES = 60.0, 3.0
@@ -71,14 +72,15 @@ class Learned:
         recorder: Recorder,
         timer: StepTimer,
         loss: Loss,
+        grad_norm: Loss,
         learners: Mapping[str, Learner],
     ) -> None:
-        """`learners`: by their names in the file, in addition to `pace` and `loss`."""
+        """`learners`: by their names in the file, in addition to `pace`, `loss` and `grad_norm`."""
         self._place = place
         self._settings = settings
         self._recorder = recorder
         self._timer = timer
-        self._loss = loss
+        self._loss, self._grad_norm = loss, grad_norm
         self._learners = {"pace": timer, **learners}
         self._arrived = threading.Event()
         self._snapshots: list[dict[str, Any]] = []
@@ -105,7 +107,8 @@ class Learned:
         fitting = [one for one in self._snapshots if one["step"] <= step]
         reach = STEPS_APART * self._settings.loss_window
         if fitting and step - fitting[-1]["step"] <= reach:
-            self._loss.restore(fitting[-1]["losses"])
+            self._loss.restore(fitting[-1]["losses"], fitting[-1]["best"])
+            self._grad_norm.restore(fitting[-1]["grad_norms"])
             self._snapshots = fitting
             self._recorder.event("learned", what="loss", step=fitting[-1]["step"], values=len(fitting[-1]["losses"]))
             return
@@ -115,8 +118,10 @@ class Learned:
 
     def save_begins(self, step: int) -> None:
         """Take a snapshot of the losses at the start of a save. For the training thread."""
-        losses = self._loss.window()[-MAX_LOSSES:]
-        self._begun = {"step": step, "losses": losses} if losses else None
+        losses, norms = self._loss.window()[-MAX_LOSSES:], self._grad_norm.window()[-MAX_GRAD_NORMS:]
+        self._begun = None
+        if losses or norms:
+            self._begun = {"step": step, "losses": losses, "grad_norms": norms, "best": self._loss.best}
 
     def saved(self, step: int) -> None:
         """Keep the snapshot of a durable save: a training may resume there."""
@@ -166,7 +171,12 @@ class Learned:
             self._drop("all", f"written by another version of resil: {fields['version']!r}"[:100])
             return
         self._snapshots = [
-            {"step": int(one["step"]), "losses": finite(one["losses"])[-MAX_LOSSES:]}
+            {
+                "step": int(one["step"]),
+                "losses": finite(one["losses"])[-MAX_LOSSES:],
+                "grad_norms": finite(one.get("grad_norms", ()))[-MAX_GRAD_NORMS:],
+                "best": _best(one.get("best")),
+            }
             for one in sorted(fields["losses"], key=lambda one: int(one["step"]))[-SNAPSHOTS:]
         ]
         for name, learner in self._learners.items():
@@ -181,6 +191,14 @@ class Learned:
 
     def _drop(self, what: str, why: str) -> None:
         self._recorder.event("learned_dropped", what=what, why=why)
+
+
+def _best(value: Any) -> tuple[float, int] | None:
+    """Return a median and its step. Raise ValueError or TypeError if it is neither that nor None."""
+    if value is None:
+        return None
+    median, step = value
+    return finite([median])[0], int(step)
 
 
 def finite(values: Sequence[Any]) -> list[float]:

@@ -25,6 +25,7 @@ from resilience.guard.decision import (
     Request,
     merge,
 )
+from resilience.guard.earlier_stops import EarlierStop, EarlierStops, newest_open
 from resilience.guard.exit import SAVES, ForcedExit
 from resilience.guard.heartbeat.beat import SharedProgress
 from resilience.guard.heartbeat.writer import start_writer
@@ -33,7 +34,7 @@ from resilience.guard.loop import describe_error, forget_exit
 from resilience.guard.recorder import Recorder, say_on_stderr
 from resilience.guard.step_timer import StepTimer
 from resilience.guard.triggers import built_in_triggers
-from resilience.guard.triggers.loss import Loss
+from resilience.guard.triggers.loss import GradNorm, Loss
 from resilience.guard.triggers.signals import Signals
 from resilience.guard.watch import Watches, name_of
 from resilience.quantities import format_duration
@@ -112,10 +113,13 @@ class GuardRuntime:
         self.agreement = self._agree(agreement)
         self.signals = Signals(place, settings, self._recorder, gate, loop.is_saving)
         self._loss = Loss(place, settings, self._recorder)
+        self._grad_norm = GradNorm(place, settings, self._recorder)
+        self._stops = EarlierStops(place)
+        self._start: Decision | None = None
         self.exit = ForcedExit(place, settings, self._recorder, self._writer.write_now, loop.is_unsaved)
         built_in = built_in_triggers(place, settings, self._recorder, self._timer)
         learners: Any = {name_of(one): one for one in built_in if hasattr(one, "restore")}
-        self._learned = Learned(place, settings, self._recorder, self._timer, self._loss, learners)
+        self._learned = Learned(place, settings, self._recorder, self._timer, self._loss, self._grad_norm, learners)
         self.stepping_thread: threading.Thread | None = None
         self._stepping = 0
         self._watches = Watches(
@@ -126,7 +130,7 @@ class GuardRuntime:
             own_triggers,
             on_request=self._request,
             first=self._decide_start,
-            at_files=self._writer.work,
+            at_files=self._work_on_files,
             at_node=self._sample,
         )
 
@@ -209,6 +213,8 @@ class GuardRuntime:
         # Rank 0 waits for its own check of the run directory, the other ranks for rank 0.
         timeout_s = FIRST_CHECK_S if place.is_first else self._settings.join_timeout_s
         decision: Decision | None = self.agreement.wait_for_start(timeout_s)
+        if decision is not None:
+            self._start = decision
         if decision is None and place.is_first:
             self._recorder.warn(
                 f"{place.run_dir} did not respond within {timeout_s:g} s; starting without checking for a kill switch. "
@@ -220,6 +226,20 @@ class GuardRuntime:
                 "no decision can be made until the two are connected"
             )
         return decision
+
+    def earlier_stops(self) -> list[EarlierStop]:
+        """Return the stops of earlier attempts that rank 0 has read, oldest first. The first call waits for them; where
+        rank 0 does not answer in time there are none."""
+        if self._start is None and self.wait_for_start() is None:
+            self._start = CONTINUE
+        assert self._start is not None
+        return [EarlierStop(fields) for fields in self._start.earlier]
+
+    def observe(self, grad_norm: Any) -> None:
+        """Check the norm of the gradients of the step in progress."""
+        request = self._grad_norm.check(grad_norm, self._gate.count + 1)
+        if request is not None:
+            self._request(request)
 
     def on_step(self, loss: Any) -> Decision:
         """Return the decision after a step that reached the limit or has a loss."""
@@ -371,6 +391,7 @@ class GuardRuntime:
         self._timer.saved(seconds)
         self._recorder.event("save", step=step, seconds=round(seconds, 3))
         self._learned.saved(step)
+        self._stops.saved(step)
         self._watches.saved(step)
 
     def drain_s(self) -> float:
@@ -409,6 +430,7 @@ class GuardRuntime:
         self._recorder.event("resume", step=step)
         self._timer.resumed()
         self._learned.resumed(step)
+        self._stops.resumed(step)
         self.agreement.resumed()  # opens the gate: the first step may not come to `on_step`
         self._begin_training()
 
@@ -444,7 +466,35 @@ class GuardRuntime:
         stops = [request for request in requests if request.stop]
         decision = merge(stops, self._gate.count) if stops else CONTINUE
         if self._place.is_first:
-            self.agreement.decide_start(Decision(**{**decision.as_dict(), "save": False}))
+            earlier = () if decision.stop else self._read_stops()
+            fields = {**decision.as_dict(), "save": False, "earlier": earlier}
+            self.agreement.decide_start(Decision(**fields))
+
+    def _read_stops(self) -> list[dict[str, Any]]:
+        """Return the stops of earlier attempts, and report the newest if no attempt has got past it."""
+        try:
+            stops = self._stops.read()
+        except (OSError, ValueError) as error:
+            self._recorder.event("learned_dropped", what="stops", why=str(error))
+            return []
+        stop = newest_open(stops)
+        if stop is not None:
+            # Not `step`: readers of the journal take that for a step of this attempt.
+            self._recorder.event(
+                "resumed_after", stopped_step=stop.step, times=stop.times, of_attempt=stop.attempt, why=stop.why
+            )
+            times = f", {stop.times} times in a row" if stop.times > 1 else ""
+            self._recorder.say(
+                f"an earlier attempt was stopped{times}: {stop.why}. The same data may do it again; the training can "
+                "choose by guard.resumed_after and guard.skip_steps"
+            )
+        return [stop.as_dict() for stop in stops]
+
+    def _work_on_files(self) -> None:
+        """On rank 0: write what is due. May wait for the run directory."""
+        self._writer.work()
+        with contextlib.suppress(OSError):  # the writer warns of it; retried
+            self._stops.write()
 
     def _request(self, request: Request) -> None:
         """Request a save or a stop. With `save_overlap = "skip"`, skip a save without a stop while another is in
@@ -471,6 +521,10 @@ class GuardRuntime:
             self._recorder.warn(event.text)
         elif event.kind == "committed":
             self._aborts = 0
+            stop = self._stops.stopped(event.requests, event.decision) if event.decision is not None else None
+            if stop is not None:
+                kept = ("why", "step", "since", "saved_step", "world")
+                self._recorder.event("state_ruined", **{name: stop[name] for name in kept})
         else:
             self._recorder.event(event.kind, text=event.text)
             if event.kind == "back":
@@ -527,6 +581,7 @@ class GuardRuntime:
 
     def _notify_triggers(self, triggers: Sequence[str], outcome: str) -> None:
         self._loss.on_outcome(triggers)
+        self._grad_norm.on_outcome(triggers)
         self._watches.notify(triggers, outcome)
 
     def _agree(self, factory: Callable[..., Any] | None) -> Any:

@@ -71,6 +71,12 @@ class GuardSettings:
         loss_spike_mads: a spike is this many median absolute deviations above the median of the window.
         loss_spike_in_a_row: number of spikes in a row that triggers the action.
         loss_window: number of losses in the window.
+        loss_plateau_steps: report a loss whose median has not reached a new best for this many steps; 0 for never.
+        grad_norm_nonfinite: action when the gradient norm is NaN or infinite: stop (without a save, exit code 1), save
+            (and continue), save_and_stop, report, off.
+        grad_norm_nonfinite_in_a_row: number of such norms in a row that triggers the action. A loss scaler skips up to
+            34 steps in a row until it has found its scale.
+        grad_norm_spike: action on a spike of the gradient norm: report, save, off. Judged like those of the loss.
         round_s: how long rank 0 waits for the promises of all ranks before it retries.
         agreement_timeout_s: how long a rank that has promised waits for rank 0 before AgreementLost is raised; also how
             long rank 0 may be silent before other ranks consider it gone.
@@ -117,6 +123,10 @@ class GuardSettings:
     loss_spike_mads: float = _within(10.0, 1.0, 10.0**6)
     loss_spike_in_a_row: int = _within(3, 1, 10**6)
     loss_window: int = _within(200, 20, 10**5)
+    loss_plateau_steps: int = _within(0, 0, 2**31)
+    grad_norm_nonfinite: str = _one_of("stop", "save", "save_and_stop", "report", "off")
+    grad_norm_nonfinite_in_a_row: int = _within(40, 1, 10**6)
+    grad_norm_spike: str = _one_of("report", "save", "off")
     round_s: float = _within(10.0, 0.1, 3600.0)
     agreement_timeout_s: float = _within(300.0, 1.0, 7 * _DAY_S)
     join_timeout_s: float = _within(60.0, 0.0, _DAY_S)

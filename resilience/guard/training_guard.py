@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, Self, TypeVar
 
     from resilience.guard.decision import Trigger
+    from resilience.guard.earlier_stops import EarlierStop
     from resilience.guard.rank_info import RankInfo
     from resilience.guard.runtime import GuardRuntime
     from resilience.guard.settings import GuardSettings
@@ -172,6 +173,14 @@ class TrainingGuard(Gate):
             return CONTINUE
         return self._ask(loss)
 
+    def observe(self, *, grad_norm: float | None = None) -> None:
+        """Monitor the norm of the gradients of the step in progress: call it before `step()`, with a number.
+
+        A few norms in a row that are not finite are normal with a loss scaler, which skips those steps.
+        """
+        if grad_norm is not None and self._is_running():
+            self._safely(lambda runtime: runtime.observe(grad_norm))
+
     def poll(self) -> Decision:
         """Return a pending stop, during an evaluation, a warm-up or data skipping.
 
@@ -263,6 +272,32 @@ class TrainingGuard(Gate):
         self.count_from(step)
         self.beat[0] = step
         self._safely(lambda runtime: runtime.resumed(step))
+
+    @property
+    def resumed_after(self) -> EarlierStop | None:
+        """Return why an earlier attempt was stopped without a save, if no attempt has got past that step; else None.
+
+        The same on every rank. Waits like `should_stop_early`; ask before the checkpoint is loaded, and choose an older
+        checkpoint, or skip `skip_steps`.
+        """
+        from resilience.guard.earlier_stops import newest_open
+
+        return newest_open(self._earlier_stops())
+
+    @property
+    def skip_steps(self) -> frozenset[int]:
+        """Return the steps whose batches may have ruined earlier attempts: skip them or not. The guard skips nothing.
+
+        Numbers as `step()` counts: the batch of the next step is suspect if `guard.count + 1` is among them. The same
+        on every rank; empty if the number of ranks has changed, because steps then have other batches.
+        """
+        from resilience.guard.earlier_stops import suspects
+
+        return suspects(self._earlier_stops(), self.place.world)
+
+    def _earlier_stops(self) -> list[EarlierStop]:
+        self.start()
+        return self._safely(lambda runtime: runtime.earlier_stops()) or []
 
     @property
     def decided(self) -> Decision | None:

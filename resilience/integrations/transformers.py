@@ -141,9 +141,10 @@ class ResilCallback(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
-        """Keep the logged loss for the next step."""
+        """Keep the logged loss for the next step, and check the logged norm of the gradients."""
         loss = (logs or {}).get("loss")
         self._loss = float(loss) if loss is not None else None
+        self.guard.observe(grad_norm=(logs or {}).get("grad_norm"))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """End the save: the Trainer calls this hook only after a successful one."""

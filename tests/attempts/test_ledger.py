@@ -9,12 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from resilience.attempts.breaker import State, decide
 from resilience.attempts.error_files import RankError, parse_error
-from resilience.attempts.failure import FailureClass
+from resilience.attempts.failure import Confidence, FailureClass
 from resilience.attempts.ledger import LedgerRow, fold_steps, read_ledger
 from resilience.attempts.timeline import render
 from resilience.runs.attempts import AttemptEnd
 from resilience.runs.run_directory import RunDirectory
+from resilience.settings.sections import ActSettings
 
 
 @pytest.fixture
@@ -99,6 +101,54 @@ def test_steps_of_a_journal() -> None:
     assert fold_steps([{"event": "save", "step": "x"}, {"event": "save", "step": True}]) == (None, None, None)
     events = [{"event": "resume", "step": 5}, {"event": "save", "step": 9}, {"event": "resume", "step": 9}]
     assert fold_steps(events) == (5, 9, 9)
+
+
+def ruined(step: int, decided: int) -> list[dict[str, Any]]:
+    """Return the journal of a training that the guards stopped `decided - step` steps after its loss became NaN."""
+    return [
+        {"event": "start", "step": 0}, {"event": "resume", "step": 100}, {"event": "save", "step": 120},
+        {"event": "state_ruined", "step": step, "why": f"rank 3: the loss is NaN, at step {step}"},
+        {"event": "decision", "step": decided, "exit_code": 1}, {"event": "end", "step": decided, "exit_code": 1},
+    ]  # fmt: skip
+
+
+def judged(run: RunDirectory) -> tuple[State, str]:
+    """Return the state of the breaker, and its reason."""
+    verdict = decide(read_ledger(run), ActSettings(), 9000.0)
+    return verdict.state, verdict.reason
+
+
+def test_the_breaker_opens_when_the_loss_is_nan_at_the_same_step_twice(run: RunDirectory) -> None:
+    attempt(run, 1, end="exited", events=ruined(150, 151))
+    (row,) = read_ledger(run)
+    assert row.failure is not None
+    assert (row.failure.failure, row.failure.confidence) == (FailureClass.NAN_LOSS, Confidence.CERTAIN)
+    assert (row.failure.step, row.last_step, row.durable_step) == (150, 150, 120)
+    assert "rank 3: the loss is NaN, at step 150" in row.failure.reason
+    assert judged(run)[0] is State.CLOSED
+    attempt(run, 2, end="exited", events=ruined(150, 157))  # the ranks agreed on a later step this time
+    state, reason = judged(run)
+    assert state is State.OPEN and "twice at the same step" in reason
+
+
+def test_a_preemption_after_the_failure_is_no_second_failure(run: RunDirectory) -> None:
+    attempt(run, 1, end="exited", events=[{"event": "save", "step": 200}])
+    attempt(run, 2, end="exited", events=ruined(150, 151))
+    attempt(run, 3, end="stopped", code=75, events=[{"event": "resume", "step": 120}])
+    assert judged(run)[0] is State.CLOSED
+
+
+def test_a_loss_that_is_nan_at_another_step_is_not_the_same(run: RunDirectory) -> None:
+    attempt(run, 1, end="exited", events=ruined(150, 151))
+    attempt(run, 2, end="exited", events=ruined(170, 171))
+    assert judged(run)[0] is State.CLOSED
+
+
+def test_a_launch_that_follows_in_the_same_attempt_ends_for_its_own_reason(run: RunDirectory) -> None:
+    events = [*ruined(150, 151), {"event": "start", "step": 0}, {"event": "resume", "step": 120}]
+    attempt(run, 1, end="exited", events=events, log="OSError: [Errno 28] No space left on device\n")
+    (row,) = read_ledger(run)
+    assert row.failure is not None and row.failure.failure is FailureClass.DISK_FULL
 
 
 def test_the_wait_before_an_attempt_begins_with_the_end_of_the_previous_one(run: RunDirectory) -> None:

@@ -317,5 +317,5 @@ def _request(name: str, request: Request) -> Message:
 
 
 def _asks_the_same(one: Request, other: Request) -> bool:
-    fields = one.as_dict() | {"why": other.why}
+    fields = one.as_dict() | {"why": other.why, "step": other.step, "since": other.since}
     return fields == other.as_dict()

@@ -109,10 +109,14 @@ def check_coordinator_message(message: object) -> Message:
 
 def read_decision(fields: object) -> Decision:
     """Return the decision that `Decision.as_dict` encoded. Raise ValueError if malformed: it comes from the network."""
-    checked = _check_fields("decision", fields, _DECISION)
+    rest = dict(fields) if isinstance(fields, dict) else {}
+    earlier = rest.pop("earlier", [])
+    if not isinstance(earlier, list) or not all(isinstance(one, dict) for one in earlier):
+        raise ValueError("decision: earlier is no list of tables")
+    checked = _check_fields("decision", rest, _DECISION)
     if not all(type(text) is str for name in ("reasons", "triggers") for text in checked[name]):
         raise ValueError("decision: not only texts")
-    return Decision(**checked)
+    return Decision(**checked, earlier=earlier)
 
 
 def read_request(fields: object) -> Request:
@@ -120,7 +124,7 @@ def read_request(fields: object) -> Request:
     if not isinstance(fields, dict):
         raise ValueError("a request is a table")
     request = Request.from_dict(fields)
-    if abs(request.exit_code) >= LARGEST_NUMBER or abs(request.rank) >= LARGEST_NUMBER:
+    if any(abs(one) >= LARGEST_NUMBER for one in (request.exit_code, request.rank, request.step, request.since)):
         raise ValueError("request: a number is out of range")
     if len(request.why) > WHY_LIMIT or len(request.label) > LABEL_LIMIT or len(request.trigger) > TRIGGER_LIMIT:
         raise ValueError("request: a text is too long")
@@ -139,7 +143,13 @@ def sendable(request: Request, rank: int) -> Request:
         discard=bool(request.discard),
         exit_code=int(code) if isinstance(code, int) and 0 <= code < 256 else 1,
         rank=rank,
+        step=_step(request.step),
+        since=_step(request.since),
     )
+
+
+def _step(value: object) -> int:
+    return int(value) if isinstance(value, int) and 0 <= value < LARGEST_NUMBER else 0
 
 
 def _check_verdict(fields: object) -> None:

@@ -1,4 +1,4 @@
-"""The loss: NaN, infinite, or far above its recent level.
+"""The loss, and the norm of the gradients: NaN, infinite, or far above the recent level; a loss without a new best.
 
 Spikes are detected by the median and the median absolute deviation (MAD) of a window of recent losses, because a few
 outliers hardly move either, unlike mean and standard deviation (F. R. Hampel, J. Am. Stat. Assoc. 69, 383, 1974;
@@ -13,6 +13,13 @@ is for windows of mostly equal values, whose MAD is zero. Only high losses count
 High losses are kept out of the window while they last, and added afterwards: more than half of the window must be high
 to make that normal. If they last for a whole window, the loss has a new level: they fill the window, the guard reports
 the new level, and further losses are compared with it.
+
+The norm of the gradients is judged alike, but a few in a row that are not finite are normal in mixed precision: a loss
+scaler finds its scale by skipping steps, 16 from torch's 2^16 down to 1 and 34 from Megatron's 2^32 with its
+hysteresis. More than that, 40, and the training does not learn any more, whatever its loss.
+
+A plateau, no new best median in `loss_plateau_steps`, is only reported: medians, because the least of many noisy losses
+says little. It is judged on rank 0 alone.
 
 The threshold is computed after a quarter of a window, and then every half, so that a step costs one comparison: the
 window is sorted only then. A slightly old threshold is harmless: while the loss falls, it is too lenient for a while.
@@ -42,19 +49,27 @@ MOST_WARNINGS = 10
 """Warn of this many episodes; further ones are only in the journal."""
 NONFINITE_LABEL = "nonfinite-loss"
 """Label of a checkpoint saved because the loss is NaN, so that users do not resume from it by mistake."""
+PLATEAU_SHARE = 1e-4
+"""A median is a new best if it is lower by this share of the best one: rounding is no progress."""
 
 
 class Loss:
     """Checks each loss that the training passes. The training thread calls `check` in every step."""
 
     name = "loss"
+    shown = "the loss"
+    passed_by = "step(loss=...)"
 
     def __init__(self, place: RankInfo, settings: GuardSettings, recorder: Recorder) -> None:
         self._settings = settings
         self._recorder = recorder
         self._where = f"rank {place.rank}: " if place.world > 1 else ""
-        self._is_off = settings.loss_nonfinite == "off" and settings.loss_spike == "off"
-        self._watches_spikes = settings.loss_spike != "off"
+        self._on_nonfinite: str = getattr(settings, f"{self.name}_nonfinite")
+        self._on_spike: str = getattr(settings, f"{self.name}_spike")
+        self._most_nonfinite: int = getattr(settings, f"{self.name}_nonfinite_in_a_row")
+        self._plateau_steps = settings.loss_plateau_steps if self.name == "loss" and place.is_first else 0
+        self._is_off = self._on_nonfinite == self._on_spike == "off" and not self._plateau_steps
+        self._watches_spikes = self._on_spike != "off"
         size = settings.loss_window
         self._values: collections.deque[float] = collections.deque(maxlen=size)
         self._every = max(LEAST_VALUES, size // 2)
@@ -62,7 +77,11 @@ class Loss:
         self._limit = math.inf  # losses from here on are abnormal; infinite until the window has enough values
         self._median = self._mad = 0.0
         self._high: list[float] = []  # consecutive high losses up to now, kept out of the window
+        self._finite_step = 0  # the last step with a finite value; 0: none yet
         self._nonfinite = 0  # how many in a row up to now
+        self._nonfinite_step = 0  # the first of them
+        self._best: tuple[float, int] | None = None  # the lowest median, and its step
+        self._is_plateau = False
         self._has_reported_spike = self._has_reported_nonfinite = False  # in this row
         self._episodes = {"spike": 0, "nonfinite": 0}
         self._pending: set[str] = set()  # the kinds of requests without an outcome yet
@@ -78,6 +97,7 @@ class Loss:
         if -math.inf < loss < self._limit:
             if self._high or self._nonfinite:
                 self._end_spike(step)
+            self._finite_step = step
             self._values.append(loss)
             self._until_update -= 1
             if not self._until_update:
@@ -96,9 +116,15 @@ class Loss:
         """Return the losses that the threshold is computed from, oldest first. For the training thread."""
         return [float(f"{value:.6g}") for value in self._values]
 
-    def restore(self, values: Iterable[float]) -> None:
+    @property
+    def best(self) -> tuple[float, int] | None:
+        """Return the lowest median and its step, if plateaus are watched and there is one. For the training thread."""
+        return self._best
+
+    def restore(self, values: Iterable[float], best: tuple[float, int] | None = None) -> None:
         """Start with the window of an earlier process, unless there are losses already. For the training thread."""
         if not self._values:
+            self._best = best
             self._values.extend(values)
             self._update_threshold()
 
@@ -108,18 +134,21 @@ class Loss:
         if math.isfinite(loss):
             if self._nonfinite:
                 self._end_nonfinite(step)
+            self._finite_step = step
             return self._high_loss(loss, step)
-        settings = self._settings
-        if settings.loss_nonfinite == "off":
+        if self._on_nonfinite == "off":
             return None
+        if not self._nonfinite:
+            self._nonfinite_step = step
         self._nonfinite += 1
-        if self._nonfinite < settings.loss_nonfinite_in_a_row or self._has_reported_nonfinite:
+        if self._nonfinite < self._most_nonfinite or self._has_reported_nonfinite:
             return None
         self._has_reported_nonfinite = True
         row = f" for {self._nonfinite} steps in a row" if self._nonfinite > 1 else ""
-        why = f"{self._where}the loss is {_word(loss)}{row}, at step {step}"
-        self._recorder.event("loss_nonfinite", step=step, loss=_word(loss), in_a_row=self._nonfinite)
-        return self._request(settings.loss_nonfinite, why, "nonfinite")
+        why = f"{self._where}{self.shown} is {_word(loss)}{row}, at step {step}"
+        value = {self.name: _word(loss)}
+        self._recorder.event(f"{self.name}_nonfinite", step=step, **value, in_a_row=self._nonfinite)
+        return self._request(self._on_nonfinite, why, "nonfinite")
 
     def _high_loss(self, loss: float, step: int) -> Request | None:
         settings = self._settings
@@ -131,16 +160,17 @@ class Loss:
         if len(high) < settings.loss_spike_in_a_row or self._has_reported_spike:
             return None
         self._has_reported_spike = True
+        value = {self.name: loss}
         self._recorder.event(
-            "loss_spike", step=step, loss=loss, in_a_row=len(high), median=self._median, mad=self._mad,
+            f"{self.name}_spike", step=step, **value, in_a_row=len(high), median=self._median, mad=self._mad,
             threshold=self._limit,
         )  # fmt: skip
         row = f" for {len(high)} steps in a row" if len(high) > 1 else ""
         why = (
-            f"{self._where}the loss is above {self._limit:.4g}{row}, {loss:.4g} at step {step}: the median of the last "
-            f"{len(self._values)} is {self._median:.4g}, the median deviation {self._mad:.2g}"
+            f"{self._where}{self.shown} is above {self._limit:.4g}{row}, {loss:.4g} at step {step}: the median of the "
+            f"last {len(self._values)} is {self._median:.4g}, the median deviation {self._mad:.2g}"
         )
-        return self._request(settings.loss_spike, why, "spike")
+        return self._request(self._on_spike, why, "spike")
 
     def _request(self, action: str, why: str, kind: str) -> Request | None:
         """Return the request for a configured action, or None after a warning if no decision will report the loss."""
@@ -151,11 +181,12 @@ class Loss:
                 self._recorder.warn(why + last)
             return None
         self._pending.add(kind)
+        step, since = self._nonfinite_step, self._finite_step
         if action == "stop":
-            return Request(self.name, why, save=False, discard=True, exit_code=EXIT_ERROR)
+            return Request(self.name, why, save=False, discard=True, exit_code=EXIT_ERROR, step=step, since=since)
         label = NONFINITE_LABEL if kind == "nonfinite" else ""
         if action == "save_and_stop":
-            return Request(self.name, why, label=label, exit_code=EXIT_ERROR)
+            return Request(self.name, why, label=label, exit_code=EXIT_ERROR, step=step, since=since)
         return Request(self.name, why, stop=False, label=label)
 
     # ---- normal losses ------------------------------------------------------------------------------------------
@@ -165,14 +196,14 @@ class Loss:
         if self._nonfinite:
             self._end_nonfinite(step)
         if self._has_reported_spike:
-            self._recorder.event("loss_normal", step=step, after=len(self._high))
+            self._recorder.event(f"{self.name}_normal", step=step, after=len(self._high))
         self._values.extend(self._high)
         self._high.clear()
         self._has_reported_spike = False
 
     def _end_nonfinite(self, step: int) -> None:
         if self._has_reported_nonfinite:
-            self._recorder.event("loss_finite", step=step, after=self._nonfinite)
+            self._recorder.event(f"{self.name}_finite", step=step, after=self._nonfinite)
         self._nonfinite = 0
         self._has_reported_nonfinite = False
 
@@ -183,17 +214,35 @@ class Loss:
         self._high.clear()
         self._has_reported_spike = False
         self._update_threshold()
-        text = f"the loss stays at {self._median:.4g} (before: {before:.4g}): the new normal level from step {step} on"
-        self._recorder.event("loss_level", step=step, median=self._median, before=before)
+        text = (
+            f"{self.shown} stays at {self._median:.4g} (before: {before:.4g}): the new normal level from step {step} on"
+        )
+        self._recorder.event(f"{self.name}_level", step=step, median=self._median, before=before)
         if self._episodes["spike"] <= MOST_WARNINGS:
             self._recorder.say(self._where + text)
 
     def _update_threshold(self) -> None:
         """Compute the threshold from the window."""
         self._until_update = self._every
-        if not self._watches_spikes or len(self._values) < LEAST_VALUES:
+        if len(self._values) < LEAST_VALUES or not (self._watches_spikes or self._plateau_steps):
             return
-        self._median, self._mad, self._limit = threshold(self._values, self._settings.loss_spike_mads)
+        self._median, self._mad, limit = threshold(self._values, self._settings.loss_spike_mads)
+        if self._watches_spikes:
+            self._limit = limit
+        if self._plateau_steps and self._finite_step:
+            self._check_plateau(self._finite_step)
+
+    def _check_plateau(self, step: int) -> None:
+        """Record in the journal that there is no new best any more, and when there is one again."""
+        if self._best is None or self._median < self._best[0] - PLATEAU_SHARE * abs(self._best[0]):
+            if self._is_plateau and self._best is not None:
+                self._recorder.event("loss_improved", step=step, median=self._median, before=self._best[0])
+            self._best, self._is_plateau = (self._median, step), False
+        elif not self._is_plateau and step - self._best[1] >= self._plateau_steps:
+            self._is_plateau = True
+            self._recorder.event(
+                "loss_plateau", step=step, median=self._median, best=self._best[0], best_step=self._best[1]
+            )
 
     # ---- types of losses ----------------------------------------------------------------------------------------
 
@@ -208,7 +257,7 @@ class Loss:
                     "device in every step"
                 )
                 return None
-            value = loss.item()
+            value = loss.item() if hasattr(loss, "item") else float(loss.__float__())  # a Decimal; not a text
             if isinstance(value, int | float):
                 return float(value)
         except OverflowError:  # an integer too large for a float
@@ -222,9 +271,17 @@ class Loss:
         if not self._has_warned_of_type:
             self._has_warned_of_type = True
             self._recorder.warn(
-                f"{self._where}step(loss=...) got {what}. The loss is not watched. Pass a float: for instance "
-                "loss.item() in the steps in which you log it, and None in the others"
+                f"{self._where}{self.passed_by} got {what}. {self.shown.capitalize()} is not watched. Pass a float: "
+                f"for instance {self.name}.item() in the steps in which you log it, and None in the others"
             )
+
+
+class GradNorm(Loss):
+    """Checks each norm of the gradients that the training passes to `guard.observe`."""
+
+    name = "grad_norm"
+    shown = "the gradient norm"
+    passed_by = "observe(grad_norm=...)"
 
 
 def threshold(values: Iterable[float], mads: float) -> tuple[float, float, float]:

@@ -41,6 +41,7 @@ MEMBER_SAYS: list[dict[str, Any]] = [
 COORDINATOR_SAYS: list[dict[str, Any]] = [
     {"say": "welcome", "round": 1},
     {"say": "start", "decision": Decision(stop=True, reasons=["why"], triggers=["x"]).as_dict()},
+    {"say": "start", "decision": Decision(earlier=[{"step": 7}]).as_dict()},
     say.prepare(),
     {**say.commit(5), "verdict": VERDICT},
     say.abort(),
@@ -113,6 +114,9 @@ def test_junk_in_any_place_is_a_value_error_or_still_a_message(
         {"say": "commit", "round": 1, "verdict": {**VERDICT, "answers": [1]}},
         {"say": "start", "decision": {**Decision().as_dict(), "exit_code": "75"}},
         {"say": "start", "decision": {**Decision().as_dict(), "reasons": [1]}},
+        {"say": "start", "decision": {**Decision().as_dict(), "earlier": [1]}},
+        {"say": "start", "decision": {**Decision().as_dict(), "earlier": {}}},
+        {"say": "start", "decision": []},
         {"say": "start", "decision": {**Decision().as_dict(), "stop": "yes"}},
         {"say": ["join"]},
         {"say": "shutdown"},

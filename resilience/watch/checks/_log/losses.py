@@ -1,4 +1,5 @@
-"""Loss anomalies in the guards' journals: not finite, or a spike, and whether they are resolved. Pure.
+"""Anomalies of the loss and of the gradient norm in the guards' journals: not finite, a spike, a plateau, and whether
+they are resolved. Pure.
 
 A training lasts from one `start` of rank 0 to the next: an attempt, or one of several launches in it. An anomaly
 persists until a later training, which starts from a checkpoint before it, has passed its step.
@@ -15,15 +16,22 @@ from resilience.finding import Verdict
 from resilience.messages import plural
 from resilience.watch.checks._log.reading import LogReading
 
-NONFINITE, SPIKE = "nonfinite", "spike"
+NONFINITE, SPIKE, PLATEAU = "nonfinite", "spike", "plateau"
+GRAD_NONFINITE, GRAD_SPIKE = "grad-norm-nonfinite", "grad-norm-spike"
+KINDS = {NONFINITE: "loss-nonfinite", SPIKE: "loss-spike", PLATEAU: "loss-plateau"}
+KINDS |= {GRAD_NONFINITE: GRAD_NONFINITE, GRAD_SPIKE: GRAD_SPIKE}
+"""The fault of each kind."""
 REPORTED_S = 3600.0
 """A loss that has become finite again is reported for this long: cron's drop-ins probe every quarter of an hour."""
 MOST_IN_A_ROW = 5
 """The most attempts that are read to count how often the same step has stopped the run."""
 MOST_JOURNALS = 100
 """The most journals read of one job, of its lowest ranks: ranks other than 0 have one only after an anomaly."""
-_BEGINS = {"loss_nonfinite": NONFINITE, "loss_spike": SPIKE}
-_ENDS = {"loss_finite": NONFINITE, "loss_normal": SPIKE, "loss_level": SPIKE}
+_BEGINS = {"loss_nonfinite": NONFINITE, "loss_spike": SPIKE, "loss_plateau": PLATEAU}
+_BEGINS |= {"grad_norm_nonfinite": GRAD_NONFINITE, "grad_norm_spike": GRAD_SPIKE}
+_ENDS = {"loss_finite": NONFINITE, "loss_normal": SPIKE, "loss_level": SPIKE, "loss_improved": PLATEAU}
+_ENDS |= {"grad_norm_finite": GRAD_NONFINITE, "grad_norm_normal": GRAD_SPIKE, "grad_norm_level": GRAD_SPIKE}
+_TRIGGERS = {NONFINITE: "'loss'", GRAD_NONFINITE: "'grad_norm'"}
 _ORDINALS = ("", "", "the second", "the third", "the fourth", "at least the fifth")
 
 
@@ -42,7 +50,7 @@ class Loss(NamedTuple):
     """A loss anomaly of one training, over its ranks.
 
     Attributes:
-        kind: `nonfinite` or `spike`.
+        kind: one of KINDS.
         attempt: the training's attempt, 0 for none; `job` its job, as in the names of journals.
         time: when it was detected, in seconds since the epoch by the clock of that node.
         step: the first step at which a rank detected it; `rank` is the lowest such rank, `others` counts the others.
@@ -71,14 +79,14 @@ class Training:
     Attributes:
         attempt: its attempt, 0 for none; `began`: when rank 0's guard started, 0 if unknown.
         reached: the greatest step known to be done; -1 if none is.
-        stop: the decision to stop because of the loss, or None.
+        stops: the decision to stop because of an anomaly, by its kind.
     """
 
     def __init__(self, job: str, first: Event) -> None:
         self.attempt = first.attempt
         self.began = first.time if first.name == "start" else 0.0
         self.reached = self._base = -1
-        self.stop: Event | None = None
+        self.stops: dict[str, Event] = {}
         self._job = job
         self._seen: dict[tuple[str, int], tuple[Event, float]] = {}
 
@@ -95,13 +103,14 @@ class Training:
         else:
             self.reached = max(self.reached, event.step)
             # Compared as text: a damaged line may contain anything.
-            if fields.get("exit_code") == 1 and "'loss'" in str(fields.get("triggers")):
-                self.stop = event
+            if fields.get("exit_code") == 1:
+                triggers = str(fields.get("triggers"))
+                self.stops |= {kind: event for kind, name in _TRIGGERS.items() if name in triggers}
 
     def losses(self) -> Iterator[Loss]:
         """Yield one anomaly of each kind: one that persists, else the last one that ended."""
-        for kind in (NONFINITE, SPIKE):
-            stop = self.stop if kind == NONFINITE else None
+        for kind in KINDS:
+            stop = self.stops.get(kind)
             seen = [pair for (of, _), pair in self._seen.items() if of == kind]
             if stop is not None and not self._seen:  # the journal of the rank that detected it was not read
                 seen = [(stop, 0.0)]
@@ -123,7 +132,9 @@ class Training:
 
 def _value(fields: dict[str, Any]) -> str:
     """Return the loss for display: `NaN`; for a spike `7.9 from a median of 2.01`."""
-    figures = (fields.get("loss", "not finite"), fields.get("median"))
+    if "best" in fields:
+        return f"{fields['best']:.4g} at step {fields.get('best_step')}" if isinstance(fields["best"], float) else ""
+    figures = (fields.get("loss", fields.get("grad_norm", "not finite")), fields.get("median"))
     texts = [f"{one:.4g}" if isinstance(one, float) else str(one)[:20] for one in figures if one is not None]
     return "".join(filter(str.isprintable, " from a median of ".join(texts)))
 
@@ -193,15 +204,20 @@ def loss_faults(reading: LogReading, now: float) -> Iterator[tuple[Verdict, str,
             f"read the log: resil logs {reading.run}; consider resuming from a checkpoint before step {loss.step} "
             "and skipping the data after it, or lowering the learning rate"
         )
-        if loss.kind == SPIKE and not loss.until:
-            text = f"the loss rose to {loss.value} at {where} and has not come down{rest}"
-            yield Verdict.WARNING, "loss-spike", text, advice
-        elif loss.kind == NONFINITE and loss.stopped:
+        fault, shown = KINDS[loss.kind], "the gradient norm" if loss.kind.startswith("grad") else "the loss"
+        if loss.kind == PLATEAU and not loss.until:
+            text = f"the loss has no new best any more, up to step {loss.step}: its lowest median is {loss.value}{rest}"
+            yield Verdict.WARNING, fault, text, f"compare it with earlier runs: resil logs {reading.run}"
+        elif loss.kind in (SPIKE, GRAD_SPIKE) and not loss.until:
+            text = f"{shown} rose to {loss.value} at {where} and has not come down{rest}"
+            yield Verdict.WARNING, fault, text, advice
+        elif loss.kind not in (NONFINITE, GRAD_NONFINITE):
+            continue
+        elif loss.stopped:
             row = f" for {_ORDINALS[min(loss.times, MOST_IN_A_ROW)]} time in a row," if loss.times > 1 else ""
-            text = f"the loss is {loss.value}{row} at {where}: the guard has stopped the training{rest}"
-            yield Verdict.CRITICAL, "loss-nonfinite", text, advice
-        elif loss.kind == NONFINITE and not loss.until:
-            yield Verdict.CRITICAL, "loss-nonfinite", f"the loss is {loss.value} since {where}{rest}", advice
-        elif loss.kind == NONFINITE and now - loss.until <= REPORTED_S:
-            text = f"the loss was {loss.value} at {where} and is finite again"
-            yield Verdict.WARNING, "loss-nonfinite", text, ""
+            text = f"{shown} is {loss.value}{row} at {where}: the guard has stopped the training{rest}"
+            yield Verdict.CRITICAL, fault, text, advice
+        elif not loss.until:
+            yield Verdict.CRITICAL, fault, f"{shown} is {loss.value} since {where}{rest}", advice
+        elif now - loss.until <= REPORTED_S:
+            yield Verdict.WARNING, fault, f"{shown} was {loss.value} at {where} and is finite again", ""

@@ -178,7 +178,7 @@ def read_trainings(directory: RunDirectory, job_id: str, *, earlier: bool) -> li
     for job in dict.fromkeys(jobs):
         trainings = trainings_of(job, _events(job, paths, quick=not earlier))
         found += trainings
-        if job != job_id and trainings and trainings[-1].stop is None:
+        if job != job_id and trainings and not trainings[-1].stops:
             break
     return sorted(found, key=lambda training: (training.attempt, training.began))
 
@@ -190,7 +190,7 @@ def _events(job: str, paths: Sequence[str], *, quick: bool) -> Iterator[Event]:
     for rank in sorted(ranks)[:MOST_JOURNALS]:
         with suppress(OSError):
             raw, _ = read_tail(ranks[rank], JOURNAL_BYTES)
-            yield from () if quick and b'"loss' not in raw else parse_events(raw)
+            yield from () if quick and not any(word in raw for word in (b'"loss', b'"grad_norm')) else parse_events(raw)
 
 
 def _newest_job(directory: Path) -> str:

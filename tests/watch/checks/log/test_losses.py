@@ -157,6 +157,31 @@ TABLE: dict[str, tuple[bytes, *tuple[str, ...]]] = {
     "NaN, and a launch of the same attempt that has trained past it": (
         STOPPED + start(10, at=90.0) + save(13, at=99.0),
     ),
+    "a gradient norm that is not finite any more, as on an overflow without end": (
+        start() + line("grad_norm_nonfinite", 60, at=60, grad_norm="infinite", in_a_row=40)
+        + stop(62, ("grad_norm",)), f"CRITICAL grad-norm-nonfinite: the gradient norm is infinite at step 60{STOPS}",
+    ),
+    "a spike of the gradient norm": (
+        start() + line("grad_norm_spike", 60, at=60, grad_norm=80.0, in_a_row=3, median=2.0, mad=0.1, threshold=3.0),
+        "WARNING grad-norm-spike: the gradient norm rose to 80 from a median of 2 at step 60 and has not come down",
+    ),
+    "a spike of the gradient norm that is over": (
+        start() + line("grad_norm_spike", 60, at=60, grad_norm=80.0, in_a_row=3, median=2.0)
+        + line("grad_norm_normal", 70, at=70, after=9),
+    ),
+    "a loss without a new best": (
+        start() + line("loss_plateau", 900, at=90, median=2.1, best=2.0, best_step=300),
+        "WARNING loss-plateau: the loss has no new best any more, up to step 900: its lowest median is 2 at step 300",
+    ),
+    "a loss with a new best again": (
+        start() + line("loss_plateau", 900, at=90, median=2.1, best=2.0, best_step=300)
+        + line("loss_improved", 950, at=95, median=1.9, before=2.0),
+    ),
+    "a loss that was stopped before, as the next attempt is told": (
+        STOPPED + start(10, attempt=2) + line("save", 11, at=5, attempt=2)
+        + b'{"event":"resumed_after","time":1005,"attempt":2,"rank":0,"stopped_step":9999,"times":1}\n',
+        NAN_STOPS + WAITS,
+    ),
     "an unprintable value": (
         start() + nan(12, loss="N\x1b[31m\ud800aN" + "!" * 99),
         f"{NONFINITE}: the loss is N[31maN!!!!!!!!!!! since step 12",
