@@ -439,6 +439,18 @@ def test_a_run_with_a_long_time_limit_that_is_usually_short_is_started_before_a_
 # ---- nothing to do --------------------------------------------------------------------------------------------------
 
 
+def test_a_table_that_changed_just_now_is_not_remembered(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may change again without a new time: file systems count in milliseconds, some in seconds."""
+    monkeypatch.setattr(cron_ticker, "SETTLED_S", 3600.0)
+    context.drop("cron.hourly/a")
+    for seconds in (60, 70):
+        context.tick(TOP + seconds)
+    assert not (context.cron.state.path / "idle").exists()
+    monkeypatch.setattr(cron_ticker, "SETTLED_S", 0.0)
+    context.tick(TOP + 80)
+    assert (context.cron.state.path / "idle").exists()
+
+
 @pytest.fixture
 def idle(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> tuple[CronContext, list[float]]:
     """A project whose last tick had nothing to do, and when the table was read since."""
