@@ -192,6 +192,21 @@ def test_an_end_that_could_not_be_written_is_written_by_a_later_tick(tmp_path: P
         assert context.outcomes(A) == {TOP: "done"} and context.ran() == [TOP]
 
 
+def test_a_slot_that_runs_without_a_claim_runs_once_in_this_process(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "state", "256k") as place:
+        context = CronContext(tmp_path)
+        context.drop("cron.minutely/a", options="rerun overlap=allow")
+        context.tick(TOP - 30)
+        ticker = Ticker(context.cron, driver="foreground")
+        make_read_only(place, True)
+        started = 0
+        for context.clock.time in (TOP, TOP + 5, TOP + 10):
+            started += len(ticker.tick().started)
+        ticker.poll(60.0)
+        make_read_only(place, False)
+        assert started == 1 and context.ran() == [TOP]
+
+
 def test_a_run_that_ends_asks_for_the_slot_that_waits(tmp_path: Path) -> None:
     """A period shorter than the tick: each tick runs all slots since the last one, one after the other."""
     context = CronContext(tmp_path)

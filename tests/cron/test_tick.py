@@ -13,12 +13,13 @@ import pytest
 
 from resilience.base.processes import descendants, is_waiting_in_kernel
 from resilience.cron import ticker as cron_ticker
+from resilience.cron.book import State
 from resilience.cron.project import CronProject
 from resilience.cron.records import Heartbeat, Outcome, RunRecord, Table
 from resilience.cron.ticker import Ticker, next_heartbeat
 from resilience.errors import ProbeError, StateDirectoryError
 from tests.cron.context import TOP, CronContext, wait_until
-from tests.cron.records import put_run
+from tests.cron.records import DEAD, put_run
 from tests.lab.disks import fill, make_read_only, small_disk
 from tests.lab.hung import hung_directory
 
@@ -74,6 +75,19 @@ def test_another_schedule_is_another_beginning(context: CronContext) -> None:
     context.tick(TOP - 30)
     context.crontab("30 * * * * true # resil: name=x\n")
     assert context.tick(TOP + 10 * HOUR).started == ()
+
+
+def test_a_claim_is_left_to_its_supervisor_for_some_seconds(context: CronContext) -> None:
+    """The scheduler was killed right after it had started the supervisor, which takes the record now."""
+    context.drop("cron.minutely/a")
+    context.tick(TOP - 30)
+    claim = put_run(context.cron.state, "cron.minutely+a", int(TOP), state=State.CLAIMED, pid=DEAD, at=TOP + 1)
+    slots = context.cron.state.path / "slots"
+    slots.mkdir(exist_ok=True)
+    os.link(context.cron.state.path / "runs" / claim.name, slots / f"{claim.key}@{claim.slot}")
+    assert context.tick(TOP + 3).ended == ()
+    (cut,) = context.tick(TOP + 7).ended
+    assert cut.outcome is Outcome.CUT_SHORT and cut.slot == TOP and context.ran() == []
 
 
 def test_missed_slots_run_once_and_are_counted(context: CronContext) -> None:
@@ -423,6 +437,18 @@ def test_a_run_with_a_long_time_limit_that_is_usually_short_is_started_before_a_
 
 
 # ---- nothing to do --------------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_changed_just_now_is_not_remembered(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may change again without a new time: file systems count in milliseconds, some in seconds."""
+    monkeypatch.setattr(cron_ticker, "SETTLED_S", 3600.0)
+    context.drop("cron.hourly/a")
+    for seconds in (60, 70):
+        context.tick(TOP + seconds)
+    assert not (context.cron.state.path / "idle").exists()
+    monkeypatch.setattr(cron_ticker, "SETTLED_S", 0.0)
+    context.tick(TOP + 80)
+    assert (context.cron.state.path / "idle").exists()
 
 
 @pytest.fixture
