@@ -143,6 +143,7 @@ def test_the_training_is_told_what_it_needs(batch: Batch) -> None:
         "RESIL_ATTEMPT": "1",
         "RESIL_JOB_ID": "23457",
         "RESIL_RESTART_COUNT": "0",
+        "RESIL_ERROR_FILE": str(batch.run_dir / "attempts" / "0001.error"),
         "RESIL_END_TIME": "1800000000",
         "RESIL_SIGNAL_LEAD_S": "120",
         "RESIL_SCHEDULER": "local",
