@@ -213,10 +213,11 @@ def _read(log: str, rules: Sequence[Rule]) -> _Reading:
         same = groups.setdefault(line, [])
         same.append(index)
         first_like.append(same[0])
-    active = _active(rules, "\n".join(groups))
+    text = "\n".join(groups)
+    active = _active(rules, text)
     blocks = tracebacks(lines)
     finals = {index for block in blocks for index in (block.end, block.chain_end)}
-    reading = _Reading(lines, blocks=blocks, steps=_steps(groups), first_like=first_like)
+    reading = _Reading(lines, blocks=blocks, steps=_steps(groups, text), first_like=first_like)
     words = {word for _, wanted in active for word in wanted}
     for masked, indexes in groups.items():
         if words and any(word in masked for word in words):
@@ -278,10 +279,12 @@ def _matches(rules: Sequence[Rule], lines: Sequence[str], indexes: Sequence[int]
             )
 
 
-def _steps(groups: dict[str, list[int]]) -> list[int]:
+def _steps(groups: dict[str, list[int]], text: str) -> list[int]:
+    """`text`: the lines of the groups."""
     found: list[int] = []
-    for masked, indexes in groups.items():
-        if any(word in masked for word in _STEP_WORDS) and _STEP.search(masked) and "rror" not in masked:
+    words = [word for word in _STEP_WORDS if word in text]
+    for masked, indexes in groups.items() if words else ():
+        if any(word in masked for word in words) and _STEP.search(masked) and "rror" not in masked:
             found += indexes
     return sorted(found)
 
