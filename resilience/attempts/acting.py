@@ -7,7 +7,6 @@ journalled before, so that a release does not release what a user held.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,17 +16,29 @@ from resilience import layout
 from resilience.attempts.breaker import State, decide
 from resilience.attempts.ledger import read_ledger
 from resilience.attempts.never_dry import keep_queued
-from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, StateDirectoryError, UsageError
+from resilience.attempts.reconcile import reconcile
+from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, UsageError
 from resilience.job import Job, JobId
-from resilience.quantities import quote_toml
 from resilience.runs import queue_cache
 from resilience.runs.attempts import AttemptEnd
-from resilience.runs.breaker_file import BY_USER, OpenBreaker, breaker_path, read_breaker
+from resilience.runs.breaker_file import (
+    BY_USER,
+    OpenBreaker,
+    create_breaker,
+    last_closed,
+    plain,
+    read_breaker,
+    read_held,
+    remove_breaker,
+    write_breaker,
+    write_closed,
+    write_held,
+)
 from resilience.runs.run_files import attempt_numbers, read_attempts
 from resilience.runs.run_jobs import handle_of, jobs_of_run, scheduler_of
 from resilience.runs.submissions import read_intents
 from resilience.submission import ArrayExpression
-from resilience.system.files import explain_os_error, read_regular, write_atomic
+from resilience.system.files import explain_os_error
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
@@ -38,10 +49,6 @@ LOOKED_AT = 40
 """The newest attempts that are read: more than the budgets of failures and of ends from outside together."""
 _HOLDS = ("JobHeld", "held")
 """In SLURM's reason of a held job: `JobHeldUser`, `JobHeldAdmin`, `job requeued in held state`."""
-
-
-_PLAIN = str.maketrans('"\\', "''")
-"""The batch shell reads the text without knowing TOML's escapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +67,16 @@ class Done:
 # ---- the tick ------------------------------------------------------------------------------------------------------
 
 
-def act_on_runs(project: Project) -> list[str]:
-    """Decide about each run, and do it. Return a sentence for each that changed or could not be read."""
+def tend_runs(project: Project) -> list[str]:
+    """Of each run: add what the scheduler says to its ledger, decide, and do it.
+
+    Return a sentence for each that changed or could not be read.
+    """
     said = []
     for directory in project.runs():
         try:
+            with suppress(SchedulerError):  # the accounting may be down alone; the next tick asks again
+                reconcile(project, directory)
             said += [act(project, directory), keep_queued(project, directory)]
         except ResilError as error:
             said.append(f"run {directory.run}: {error.message}; the next tick tries again")
@@ -99,11 +111,11 @@ def act(project: Project, directory: RunDirectory) -> str:
         acting=settings.enabled or (state is not None and state.acting),
         by=state.by if state is not None else f"watchdog on {project.system.host.name}",
         retry_at=round(verdict.retry_at or 0.0),
-        why=verdict.reason.translate(_PLAIN),
+        why=plain(verdict.reason),
     )
-    is_new = state is None and _create(directory, found)
+    is_new = state is None and create_breaker(directory, found)
     if state is not None and found != state:
-        write_atomic(breaker_path(directory), _text(found), mode=directory.file_mode)
+        write_breaker(directory, found)
     said = f"the breaker of {directory.run} opens: {verdict.reason}" if is_new else ""
     if not found.acting:
         return f"{said}; it would hold the queued jobs if [act] were enabled" if said else ""
@@ -146,9 +158,8 @@ def open_by_hand(project: Project, directory: RunDirectory, why: str) -> Done:
     Raise as `hold`; the breaker is open then nevertheless.
     """
     by, now = f"{BY_USER}{project.system.host.user}", project.system.clock.now()
-    newest = max(_numbers(directory), default=0)
-    state = OpenBreaker(opened=now, attempt=newest, acting=True, by=by, why=why.translate(_PLAIN) or f"opened by {by}")
-    write_atomic(breaker_path(directory), _text(state), mode=directory.file_mode)
+    state = OpenBreaker(opened=now, attempt=_newest(directory), acting=True, by=by, why=plain(why) or f"opened by {by}")
+    write_breaker(directory, state)
     return hold(project, directory)
 
 
@@ -157,32 +168,19 @@ def close_by_hand(project: Project, directory: RunDirectory) -> Done:
 
     Raise SchedulerUnavailable if they could not be; then it is closed, and another call releases them.
     """
-    user, now = project.system.host.user, project.system.clock.now()
-    text = f"attempt = {max(_numbers(directory), default=0)}\ntime = {now:.0f}\nby = {quote_toml(user)}\n"
-    write_atomic(breaker_path(directory, layout.BREAKER_CLOSED), text, mode=directory.file_mode)
+    write_closed(directory, _newest(directory), project.system.clock.now(), project.system.host.user)
     return close(project, directory)
-
-
-def last_closed(directory: RunDirectory) -> int:
-    """Return the newest attempt that no longer counts, because a person closed the breaker after it; 0: none."""
-    import tomllib
-
-    with suppress(StateDirectoryError, ValueError, RecursionError):
-        found = read_regular(breaker_path(directory, layout.BREAKER_CLOSED))
-        number = tomllib.loads(found[0].decode()).get("attempt") if found is not None else 0
-        return number if isinstance(number, int) else 0
-    return 0
 
 
 def close(project: Project, directory: RunDirectory) -> Done:
     """Remove the breaker, and release the jobs that it holds. Raise as `close_by_hand`."""
-    _remove(directory, layout.BREAKER)
+    remove_breaker(directory)
     done = Done()
-    if _held_by_us(directory):
+    if read_held(directory):
         ours = {job.id for job in _ours(_live(project, directory), directory)}
         done = _each(project, directory, ours, is_hold=False)
     if not done.error:
-        _remove(directory, layout.BREAKER_HELD)
+        remove_breaker(directory, layout.BREAKER_HELD)
     return done
 
 
@@ -199,15 +197,13 @@ def hold(project: Project, directory: RunDirectory) -> Done:
     queued = {handle_of(job, intents) for job in waiting}
     if not queued:
         return Done()
-    path = breaker_path(directory, layout.BREAKER_HELD)
-    known = sorted({*_held_by_us(directory), *queued})
-    write_atomic(path, "".join(f"{job_id}\n" for job_id in known), mode=directory.file_mode)
+    write_held(directory, {*read_held(directory), *queued})
     return _each(project, directory, queued, is_hold=True)
 
 
 def _ours(live: Collection[Job], directory: RunDirectory) -> list[Job]:
     """Return the jobs that are held because of the breaker. The batch shell knows them by their raw ids."""
-    held = set(_held_by_us(directory))
+    held = set(read_held(directory))
     return [job for job in live if _is_held(job) and {job.id, job.id.whole, JobId(job.raw_id)} & held]
 
 
@@ -247,57 +243,8 @@ def _is_held(job: Job) -> bool:
     return any(word in job.reason for word in _HOLDS)
 
 
-# ---- files ---------------------------------------------------------------------------------------------------------
-
-
-def _held_by_us(directory: RunDirectory) -> tuple[JobId, ...]:
-    found = read_regular(breaker_path(directory, layout.BREAKER_HELD))
-    ids = []
-    for line in found[0].decode("ascii", "replace").split() if found is not None else ():
-        with suppress(UsageError):
-            ids.append(JobId.parse(line))
-    return tuple(sorted(set(ids)))
-
-
-def _create(directory: RunDirectory, breaker: OpenBreaker) -> bool:
-    """Create the file of the breaker. Return False if another process was first."""
-    path = breaker_path(directory)
-    temporary = path.with_name(f".breaker.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    write_atomic(temporary, _text(breaker), mode=directory.file_mode)
+def _newest(directory: RunDirectory) -> int:
     try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError as error:  # no hard links on this file system
-        if path.exists():
-            return False
-        try:
-            temporary.replace(path)
-        except OSError:
-            raise explain_os_error(error, "write", path) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
-
-
-def _text(breaker: OpenBreaker) -> str:
-    return (
-        f"opened = {breaker.opened:.0f}\nattempt = {breaker.attempt}\nburnt = {breaker.burnt}\n"
-        f"acting = {str(breaker.acting).lower()}\nby = {quote_toml(breaker.by)}\n"
-        f"retry_at = {breaker.retry_at:.0f}\nwhy = {quote_toml(breaker.why)}\n"
-    )
-
-
-def _remove(directory: RunDirectory, name: str) -> None:
-    path = breaker_path(directory, name)
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise explain_os_error(error, "remove", path) from error
-
-
-def _numbers(directory: RunDirectory) -> list[int]:
-    try:
-        return attempt_numbers(directory)
+        return max(attempt_numbers(directory), default=0)
     except OSError as error:
         raise explain_os_error(error, "read", directory.path / layout.ATTEMPTS) from error

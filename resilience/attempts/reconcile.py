@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from resilience.attempts.classify import classify
 from resilience.attempts.ledger import KeptEnd, end_of, ended_attempts, evidence_of, keep_end
-from resilience.errors import NotSupported, SchedulerError, StateDirectoryError
+from resilience.errors import NotSupported
 from resilience.job import Job, JobId
 
 if TYPE_CHECKING:
@@ -28,15 +28,6 @@ LATE_S = 3600.0
 """How long accounting may take to record an end."""
 SAME_START_S = 900.0
 """The batch shell starts soon after its job: a prolog takes minutes. Another run of the same job id starts later."""
-
-
-def reconcile_runs(project: Project) -> int:
-    """Reconcile all runs; return how many attempts were. A run that cannot be read is left for the next time."""
-    count = 0
-    for directory in project.runs():
-        with suppress(StateDirectoryError, SchedulerError):
-            count += reconcile(project, directory)
-    return count
 
 
 def reconcile(project: Project, directory: RunDirectory) -> int:

@@ -331,11 +331,9 @@ def _tend_runs(project: Project) -> None:
     jobs, before the watchdog reports; in a child, because a disk may hang."""
 
     def work() -> list[str]:
-        from resilience.attempts.acting import act_on_runs
-        from resilience.attempts.reconcile import reconcile_runs
+        from resilience.attempts.acting import tend_runs
 
-        reconcile_runs(project)
-        return act_on_runs(project)
+        return tend_runs(project)
 
     answer = in_child(project.system, f"runs of {project.loaded.state_dir}", work, TEND_S)
     for text in answer.value or ():

@@ -1,4 +1,4 @@
-"""Reads the breaker of a run, as batch shells and watchdogs leave it. Format: docs/reference/run-directory.md.
+"""The files of a run's breaker, which batch shells and watchdogs share. Format: docs/reference/run-directory.md.
 
 An open breaker means that further attempts are not worth their allocation: the queued jobs are held, and a job that
 starts ends at once.
@@ -6,19 +6,24 @@ starts ends at once.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from resilience import layout
-from resilience.errors import StateDirectoryError
-from resilience.quantities import format_duration
+from resilience.errors import StateDirectoryError, UsageError
+from resilience.job import JobId
+from resilience.quantities import format_duration, quote_toml
 from resilience.runs.run_directory import RunDirectory
 from resilience.switch import describe_age, printable
-from resilience.system.files import read_regular
+from resilience.system.files import explain_os_error, read_regular, write_atomic
 
 BY_USER = "user "
 """Begins `by` of a breaker that a person opened. No program closes it."""
+_PLAIN = str.maketrans('"\\', "''")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +37,7 @@ class OpenBreaker:
         acting: whether it holds jobs and ends jobs at their start; if not, it is only told.
         by: `job 12_3`, `watchdog on login1`, `user ada`.
         retry_at: when one more attempt may try; 0: not before a person closes it.
-        why: a sentence.
+        why: a sentence, as of `plain`.
     """
 
     opened: float = 0.0
@@ -52,6 +57,14 @@ class OpenBreaker:
 def breaker_path(directory: RunDirectory, name: str = layout.BREAKER) -> Path:
     """Return the path of one of its files."""
     return directory.path / layout.ATTEMPTS / name
+
+
+def plain(text: str) -> str:
+    """Return a reason as the batch shell can read it: it knows no escapes of TOML."""
+    return printable(text).translate(_PLAIN)
+
+
+# ---- the breaker itself --------------------------------------------------------------------------------------------
 
 
 def read_breaker(directory: RunDirectory) -> OpenBreaker | None:
@@ -84,6 +97,49 @@ def read_breaker(directory: RunDirectory) -> OpenBreaker | None:
     )
 
 
+def create_breaker(directory: RunDirectory, breaker: OpenBreaker) -> bool:
+    """Create the file of the breaker. Return False if another process was first. Raise StateDirectoryError."""
+    path = breaker_path(directory)
+    temporary = path.with_name(f".breaker.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    write_atomic(temporary, _text(breaker), mode=directory.file_mode)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:  # no hard links on this file system
+        if path.exists():
+            return False
+        try:
+            temporary.replace(path)
+        except OSError:
+            raise explain_os_error(error, "write", path) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def write_breaker(directory: RunDirectory, breaker: OpenBreaker) -> None:
+    """Write the file of the breaker, whether or not it exists. Raise StateDirectoryError."""
+    write_atomic(breaker_path(directory), _text(breaker), mode=directory.file_mode)
+
+
+def remove_breaker(directory: RunDirectory, name: str = layout.BREAKER) -> None:
+    """Remove one of its files. Raise StateDirectoryError."""
+    path = breaker_path(directory, name)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, "remove", path) from error
+
+
+def _text(breaker: OpenBreaker) -> str:
+    return (
+        f"opened = {breaker.opened:.0f}\nattempt = {breaker.attempt}\nburnt = {breaker.burnt}\n"
+        f"acting = {str(breaker.acting).lower()}\nby = {quote_toml(breaker.by)}\n"
+        f"retry_at = {breaker.retry_at:.0f}\nwhy = {quote_toml(breaker.why)}\n"
+    )
+
+
 def _number(value: Any) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e11
     return float(value) if is_number else 0.0
@@ -96,3 +152,39 @@ def describe_breaker(breaker: OpenBreaker, now: float) -> str:
     retry = f", one more may try in {format_duration(breaker.retry_at - now)}" if breaker.retry_at > now else ""
     leave = "" if breaker.acting else " (only told, because [act] is not enabled)"
     return f"{state}{opened}{retry}{leave}: {breaker.why}"
+
+
+# ---- the jobs that it holds, and the attempts that count no more ----------------------------------------------------
+
+
+def read_held(directory: RunDirectory) -> tuple[JobId, ...]:
+    """Return the jobs and arrays that are held because of the breaker. Raise StateDirectoryError."""
+    found = read_regular(breaker_path(directory, layout.BREAKER_HELD))
+    ids = []
+    for line in found[0].decode("ascii", "replace").split() if found is not None else ():
+        with suppress(UsageError):
+            ids.append(JobId.parse(line))
+    return tuple(sorted(set(ids)))
+
+
+def write_held(directory: RunDirectory, jobs: Iterable[JobId]) -> None:
+    """Write the jobs that are about to be held. Raise StateDirectoryError."""
+    text = "".join(f"{job_id}\n" for job_id in sorted(jobs))
+    write_atomic(breaker_path(directory, layout.BREAKER_HELD), text, mode=directory.file_mode)
+
+
+def last_closed(directory: RunDirectory) -> int:
+    """Return the newest attempt that no longer counts, because a person closed the breaker after it; 0: none."""
+    import tomllib
+
+    with suppress(StateDirectoryError, ValueError, RecursionError):
+        found = read_regular(breaker_path(directory, layout.BREAKER_CLOSED))
+        number = tomllib.loads(found[0].decode()).get("attempt") if found is not None else 0
+        return number if isinstance(number, int) else 0
+    return 0
+
+
+def write_closed(directory: RunDirectory, attempt: int, now: float, user: str) -> None:
+    """Write that attempts up to this one count no more. Raise StateDirectoryError."""
+    text = f"attempt = {attempt}\ntime = {now:.0f}\nby = {quote_toml(user)}\n"
+    write_atomic(breaker_path(directory, layout.BREAKER_CLOSED), text, mode=directory.file_mode)
