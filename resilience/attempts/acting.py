@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilience import layout
-from resilience.attempts.breaker import State, decide
+from resilience.attempts.breaker import LOOKED_AT, State, decide
 from resilience.attempts.ledger import read_ledger
 from resilience.attempts.never_dry import keep_queued
 from resilience.attempts.reconcile import reconcile
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from resilience.runs.run_directory import RunDirectory
     from resilience.schedulers import Scheduler
 
-LOOKED_AT = 40
-"""The newest attempts that are read: more than the budgets of failures and of ends from outside together."""
 _HOLDS = ("JobHeld", "held")
 """In SLURM's reason of a held job: `JobHeldUser`, `JobHeldAdmin`, `job requeued in held state`."""
 
@@ -98,30 +96,30 @@ def act(project: Project, directory: RunDirectory) -> str:
     if not rows:
         return ""  # their files were removed: nothing is known
     now, settings = project.system.clock.now(), project.loaded.settings.act
-    verdict = decide(rows, settings, now, closed_after=last_closed(directory))
-    if verdict.state is State.CLOSED:
+    decision = decide(rows, settings, now, closed_after=last_closed(directory))
+    if decision.state is State.CLOSED:
         if state is None or rows[-1].attempt < state.attempt:  # an older view than that of its opener
             return ""
         did = _named(close(project, directory), "released")
-        return f"the breaker of {directory.run} is closed: {verdict.reason}{did}"
+        return f"the breaker of {directory.run} is closed: {decision.reason}{did}"
     found = OpenBreaker(
         opened=state.opened if state is not None else round(now),
         attempt=rows[-1].attempt if rows[-1].failure is not None else rows[-1].attempt - 1,
-        burnt=verdict.burnt,
+        burnt=decision.burnt,
         acting=settings.enabled or (state is not None and state.acting),
         by=state.by if state is not None else f"watchdog on {project.system.host.name}",
-        retry_at=round(verdict.retry_at or 0.0),
-        why=plain(verdict.reason),
+        retry_at=round(decision.retry_at or 0.0),
+        why=plain(decision.reason),
     )
     is_new = state is None and create_breaker(directory, found)
     if state is not None and found != state:
         write_breaker(directory, found)
-    said = f"the breaker of {directory.run} opens: {verdict.reason}" if is_new else ""
+    said = f"the breaker of {directory.run} opens: {decision.reason}" if is_new else ""
     if not found.acting:
         return f"{said}; it would hold the queued jobs if [act] were enabled" if said else ""
-    done = _let_one_try(project, directory) if verdict.state is State.HALF_OPEN else hold(project, directory)
-    did = _named(done, "released" if verdict.state is State.HALF_OPEN else "held")
-    return said + did if said else (f"the breaker of {directory.run} is {verdict.state}{did}" if did else "")
+    done = _let_one_try(project, directory) if decision.state is State.HALF_OPEN else hold(project, directory)
+    did = _named(done, "released" if decision.state is State.HALF_OPEN else "held")
+    return said + did if said else (f"the breaker of {directory.run} is {decision.state}{did}" if did else "")
 
 
 def _may_open(directory: RunDirectory) -> bool:

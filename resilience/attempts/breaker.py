@@ -12,11 +12,11 @@ failures of the program that recur; docs of nvidia-resiliency-ext), the back-off
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from resilience.attempts.failure import Confidence, Failure, FailureClass
-from resilience.attempts.ledger import LedgerRow
+from resilience.attempts.failure import Confidence, FailureClass
+from resilience.attempts.ledger import LedgerRow, causes_of
 from resilience.errors import SettingsError
 from resilience.messages import cut, plural
 from resilience.runs.attempts import AttemptEnd
@@ -75,6 +75,8 @@ TREATMENTS: Mapping[FailureClass, Treatment] = {
 }
 
 _DELIBERATE = {FailureClass.STOPPED, FailureClass.CANCELLED}
+LOOKED_AT = 40
+"""The newest attempts that are read: more than the budgets of failures and of ends from outside together."""
 SHORT_S = 300.0
 """Without a guard no step is known: an attempt that failed sooner than this counts as one without progress."""
 BACKOFF_S, LONGEST_BACKOFF_S = 10.0, 300.0
@@ -90,14 +92,14 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The decision.
+class Breaker:
+    """The breaker of a run, as its attempts say.
 
     Attributes:
         state: see State.
         reason: one sentence.
         burnt: attempts in a row without progress.
-        culprit: a host on which all of these failed while others did not fail; empty: none.
+        culprit: the host that these name, or that the same cause names again and again; empty: none.
         retry_at: when an open breaker lets one attempt through; None: a person must close it.
     """
 
@@ -108,7 +110,7 @@ class Verdict:
     retry_at: float | None = None
 
 
-def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, closed_after: int = 0) -> Verdict:
+def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, closed_after: int = 0) -> Breaker:
     """Return whether a further attempt may train.
 
     An attempt whose end is unknown never opens the breaker. Raise SettingsError for treatments that do not exist.
@@ -120,23 +122,48 @@ def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, cl
     check_treatments(policy.treatments)
     ended = [one for one in attempts if one.failure is not None and one.attempt > closed_after]
     if not ended:
-        return Verdict(state=State.CLOSED, reason="no attempt has ended since the breaker was closed")
+        return Breaker(state=State.CLOSED, reason="no attempt has ended since the breaker was closed")
     last = ended[-1]
     if treatment_of(last, policy) is Treatment.END:
-        return Verdict(state=State.CLOSED, reason="the run is finished")
+        return Breaker(state=State.CLOSED, reason="the run is finished")
     since = _since_progress(attempts, ended)
     failures = [one for one in since if treatment_of(one, policy) is not Treatment.NEUTRAL]
-    if not failures:
-        ended_early = [one for one in since if one.failure is not None and one.failure.failure not in _DELIBERATE]
-        if not policy.neutral or len(ended_early) < policy.neutral:
-            return Verdict(state=State.CLOSED, reason="the last attempts made progress, or were ended from outside")
-        text = f"{plural(len(ended_early), 'attempt')} in a row ended from outside before a new checkpoint"
-        return Verdict(state=State.OPEN, reason=text, burnt=len(ended_early))
-    why = _why_open(failures, ended[-len(since) - 1 :], policy)
+    why = _why_open(failures, ended[-len(since) - 1 :], policy) if failures else ""
     if why:
-        return _open(failures, why, policy, now)
-    text = f"{plural(len(failures), 'attempt')} of {policy.failures} without progress: {_named(failures[-1])}"
-    return Verdict(state=State.CLOSED, reason=text, burnt=len(failures), culprit=_culprit(failures))
+        return _open(failures, why, _culprit(failures, ended, policy), policy, now)
+    outside = [
+        one for one in since if treatment_of(one, policy) is Treatment.NEUTRAL and _class(one) not in _DELIBERATE
+    ]
+    if policy.neutral and len(outside) >= policy.neutral:
+        text = f"{plural(len(outside), 'attempt')} in a row ended from outside before a new checkpoint"
+        return Breaker(state=State.OPEN, reason=text, burnt=len(outside))
+    text = "the last attempts made progress, or were ended from outside"
+    if failures:
+        text = f"{plural(len(failures), 'attempt')} of {policy.failures} without progress: {_named(failures[-1])}"
+    culprit = _culprit(failures, ended, policy)
+    return Breaker(state=State.CLOSED, reason=text, burnt=len(failures), culprit=culprit)
+
+
+def with_decisions(
+    attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, closed_after: int = 0
+) -> tuple[LedgerRow, ...]:
+    """Return attempts with what was decided after each, as far as its own ledger told when the next one began."""
+    found = []
+    for index, one in enumerate(attempts):
+        if one.failure is not None and treatment_of(one, policy) is not Treatment.END:
+            known = attempts[max(0, index + 1 - LOOKED_AT) : index + 1]
+            at = attempts[index + 1].start_time if index + 1 < len(attempts) else now
+            closed = closed_after if closed_after < one.attempt else 0
+            one = replace(one, decided=_decided(decide(known, policy, at, closed_after=closed), policy))
+        found.append(one)
+    return tuple(found)
+
+
+def _decided(breaker: Breaker, policy: ActSettings) -> str:
+    if breaker.state is State.CLOSED:
+        return "go on"
+    would = "" if policy.enabled else "would "
+    return f"{would}hold" if breaker.state is State.OPEN else f"{would}let one try"
 
 
 def check_treatments(given: Mapping[str, str]) -> None:
@@ -192,7 +219,6 @@ def _why_open(failures: Sequence[LedgerRow], recent: Sequence[LedgerRow], policy
     """Return why to open; empty for no reason. `recent`: the attempts since the last progress, and the one that made
     it, which may have failed at the same step."""
     last = failures[-1]
-    assert last.failure is not None
     if not policy.failures:
         return ""
     if treatment_of(last, policy) is Treatment.NEVER:
@@ -213,25 +239,34 @@ def _is_same(one: LedgerRow, other: LedgerRow) -> bool:
     return is_same_step and first.fingerprint == second.fingerprint
 
 
-def _open(burnt: Sequence[LedgerRow], reason: str, policy: ActSettings, now: float) -> Verdict:
+def _open(burnt: Sequence[LedgerRow], reason: str, culprit: str, policy: ActSettings, now: float) -> Breaker:
     """Return an open breaker, or a half-open one once the back-off of a failure that may heal is over."""
-    last, culprit = burnt[-1], _culprit(burnt)
+    last = burnt[-1]
     tried = len(burnt) - policy.failures
     if treatment_of(last, policy) is not Treatment.HEALS or last.end_time is None or tried >= policy.half_open:
-        return Verdict(state=State.OPEN, reason=reason, burnt=len(burnt), culprit=culprit)
+        return Breaker(state=State.OPEN, reason=reason, burnt=len(burnt), culprit=culprit)
     retry_at = last.end_time + min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** max(0, tried))
     state = State.HALF_OPEN if now >= retry_at else State.OPEN
     text = f"{reason}; it may heal on other nodes than {culprit}" if culprit else reason
-    return Verdict(state=state, reason=text, burnt=len(burnt), culprit=culprit, retry_at=retry_at)
+    return Breaker(state=state, reason=text, burnt=len(burnt), culprit=culprit, retry_at=retry_at)
 
 
-def _culprit(failures: Sequence[LedgerRow]) -> str:
-    """Return the host that all of several failures name."""
+def _culprit(failures: Sequence[LedgerRow], ended: Sequence[LedgerRow], policy: ActSettings) -> str:
+    """Return the host that all of several failures name, else the one that the same cause names as often as the budget
+    of failures allows, whatever progress was made in between."""
     hosts = {one.failure.host for one in failures if one.failure is not None}
-    return hosts.pop() if len(failures) > 1 and len(hosts) == 1 else ""
+    if len(failures) > 1 and len(hosts) == 1 and (host := hosts.pop()):
+        return host
+    counts = {(host, number) for one in causes_of(ended) for host, number in one.hosts.items()}
+    host, number = max(counts, key=lambda one: one[1], default=("", 0))
+    return host if number >= policy.failures > 0 else ""
+
+
+def _class(row: LedgerRow) -> FailureClass:
+    assert row.failure is not None
+    return row.failure.failure
 
 
 def _named(row: LedgerRow) -> str:
-    failure: Failure | None = row.failure
-    assert failure is not None
-    return f"{str(failure.failure).replace('_', ' ')} (attempt {row.attempt}): {cut(failure.reason, 200)}"
+    assert row.failure is not None
+    return f"{row.failure.failure.text} (attempt {row.attempt}): {cut(row.failure.reason, 200)}"

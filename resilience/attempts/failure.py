@@ -1,4 +1,4 @@
-"""Words for the failure of an attempt: its class, the role of a line, and the verdict. Pure."""
+"""Words for the failure of an attempt: its class, the role of a line, and the classification. Pure."""
 
 from __future__ import annotations
 
@@ -58,6 +58,11 @@ class FailureClass(StrEnum):
     KILLED = "killed"
     """By a signal whose sender is unknown."""
     UNKNOWN = "unknown"
+
+    @property
+    def text(self) -> str:
+        """Return the class in words: `gpu oom`."""
+        return self.value.replace("_", " ")
 
 
 class Role(StrEnum):

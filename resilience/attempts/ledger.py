@@ -9,6 +9,7 @@ scheduler: reconcile.py adds what that says to the kept ends.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from resilience import layout
 from resilience.attempts.classify import Evidence, classify
 from resilience.attempts.error_files import first_error
-from resilience.attempts.failure import Failure
+from resilience.attempts.failure import Failure, FailureClass
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import JobState
 from resilience.records import from_record, to_record
@@ -48,13 +49,16 @@ class LedgerRow:
         host: node of the batch shell.
         nodes: hostlist expression of the job's nodes; empty: unknown.
         start_time, end_time: seconds since the epoch; `end_time` is None while it runs, or if no end was recorded.
-        end: what the batch shell recorded; None: nothing.
-        exit_code: of the launch; None: unknown.
+        queue_s: how long nothing of the run trained before it; None: unknown.
+        end, why: what the batch shell recorded, and its reason; None and empty: nothing.
+        state: final state of the job, by the scheduler; None: unknown.
+        exit_code, signal: of the launch; None: unknown, or no signal.
         first_step: the step it resumed from; None: unknown.
         last_step: the newest step seen of it; None: unknown. Of a training whose state was ruined, the step at which
             that was found: the ranks stop some steps later, not always after the same one.
         durable_step: the newest step whose checkpoint was durable; None: none is known.
         failure: why it ended; None while it runs.
+        decided: what follows from that, by breaker.py; empty: not asked for, or it runs.
     """
 
     attempt: int
@@ -74,11 +78,27 @@ class LedgerRow:
     last_step: int | None = None
     durable_step: int | None = None
     failure: Failure | None = None
+    decided: str = ""
 
     @property
     def seconds(self) -> float | None:
         """Return how long it ran; None while it runs, or if that is unknown."""
         return None if self.end_time is None else max(0.0, self.end_time - self.start_time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """How often attempts ended for one cause, and how often on the same host.
+
+    Attributes:
+        failure: the class.
+        attempts: how many.
+        hosts: hosts that these name, and how many of them each.
+    """
+
+    failure: FailureClass
+    attempts: int
+    hosts: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +148,19 @@ def ended_attempts(directory: RunDirectory, newest: int | None = None) -> list[A
     return [
         replace(one, end=AttemptEnd.LOST) if one.end is None and one is not attempts[-1] else one for one in attempts
     ]
+
+
+def causes_of(rows: Iterable[LedgerRow]) -> tuple[Cause, ...]:
+    """Return the causes of attempts, the most frequent first. Pure."""
+    by_class: dict[FailureClass, list[Failure]] = {}
+    for row in rows:
+        if row.failure is not None and row.failure.failure is not FailureClass.FINISHED:
+            by_class.setdefault(row.failure.failure, []).append(row.failure)
+    found = [
+        Cause(failure=name, attempts=len(ends), hosts=Counter(end.host for end in ends if end.host))
+        for name, ends in by_class.items()
+    ]
+    return tuple(sorted(found, key=lambda one: -one.attempts))
 
 
 def fold_steps(events: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None, int | None]:

@@ -53,10 +53,11 @@ def _row(row: LedgerRow, y: float, begin: float, scale: float, now: float) -> li
     ended = row.end_time if row.end_time is not None else now if failure is None else row.start_time
     x, width = LEFT + (row.start_time - begin) * scale, max(2.0, (ended - row.start_time) * scale)
     colour = RUNNING if failure is None else _COLOURS.get(failure.failure, BAD)
-    said = "running" if failure is None else str(failure.failure).replace("_", " ")
+    said = "running" if failure is None else failure.failure.text
     steps = "" if row.last_step is None else f", step {row.last_step}"
     where = f" on {failure.host}" if failure is not None and failure.host else ""
     title = said if failure is None else f"{said}: {failure.reason}"
+    title += f"; decided: {row.decided}" if row.decided else ""
     parts = []
     if row.queue_s:
         waited = min(row.queue_s * scale, x - LEFT)

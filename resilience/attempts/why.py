@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilience.attempts.breaker import LOOKED_AT, with_decisions
 from resilience.attempts.classify import Evidence, classify
 from resilience.attempts.failure import Failure
-from resilience.attempts.ledger import evidence_of, kept_end, read_end
+from resilience.attempts.ledger import evidence_of, kept_end, read_end, read_ledger
 from resilience.attempts.reconcile import records_of, with_state
 from resilience.errors import SchedulerError, UsageError
 from resilience.job import JobId
 from resilience.runs.attempts import Attempt
-from resilience.runs.run_files import read_attempts
+from resilience.runs.breaker_file import last_closed
+from resilience.runs.run_files import attempt_numbers, read_attempts
 from resilience.runs.run_logs import logs_of, start_of_attempt
 from resilience.runs.submissions import read_intents
 
@@ -32,6 +34,7 @@ class Why:
         job: displayed id of its job; may be empty.
         logs: files that were read.
         failure: the classification.
+        decided: what was decided then; empty for a log alone.
         notes: evidence that could not be read, one sentence each.
     """
 
@@ -40,6 +43,7 @@ class Why:
     job: str = ""
     logs: tuple[str, ...] = ()
     failure: Failure
+    decided: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -49,7 +53,7 @@ def why_of_log(path: Path) -> Why:
 
 
 def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = None) -> Why:
-    """Classify the last attempt of a run that ended, or that of a job.
+    """Classify the last attempt of a run that ended, or that of a job: anew where its log is left, else as it is kept.
 
     Raise UsageError if there is no such attempt.
     """
@@ -65,8 +69,14 @@ def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = No
         evidence = evidence if record is None else with_state(evidence, record)
     except SchedulerError as error:
         notes.append(f"the scheduler was not asked: {error.message}")
+    failure = classify(evidence) if kept is None or evidence.log else kept.failure
+    policy, closed = project.loaded.settings.act, last_closed(directory)
+    later = sum(number > attempt.number for number in attempt_numbers(directory))
+    rows = read_ledger(directory, newest=later + LOOKED_AT)
+    rows = with_decisions(rows, policy, project.system.clock.now(), closed_after=closed)
+    decided = next((row.decided for row in rows if row.attempt == attempt.number), "")
     return Why(
-        run=directory.run, attempt=attempt.number, job=attempt.label, logs=logs, failure=classify(evidence),
+        run=directory.run, attempt=attempt.number, job=attempt.label, logs=logs, failure=failure, decided=decided,
         notes=tuple(notes),
     )  # fmt: skip
 

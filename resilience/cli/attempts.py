@@ -19,7 +19,7 @@ from resilience.cli.output import clean, paint, print_json, print_table
 from resilience.errors import UsageError
 
 if TYPE_CHECKING:
-    from resilience.attempts.ledger import LedgerRow
+    from resilience.attempts.ledger import Cause, LedgerRow
     from resilience.attempts.why import Why
 
 LOG_SUFFIXES = (".out", ".err", ".log", ".txt")
@@ -36,7 +36,7 @@ def why(
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
-    """Show why the last attempt ended: class, cause, evidence, and what to try."""
+    """Show why the last attempt ended: class, cause, evidence, what was decided, and what to try."""
     from resilience.attempts.why import why_of_log, why_of_run
     from resilience.job import JobId
 
@@ -65,6 +65,8 @@ def _show(found: Why) -> None:
         print(f"  first: {clean(' on '.join(part for part in (rank, failure.host) if part))}")
     for quote in failure.quotes:
         print(paint(f"  {quote.line:>7}  {clean(quote.text)}", "dim"))
+    if found.decided:
+        print(f"  decided: {found.decided}")
     if failure.advice:
         print(f"  try: {clean(failure.advice)}")
     for note in found.notes:
@@ -81,30 +83,42 @@ def attempts(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show each attempt of a run: job, nodes, wait, duration, steps, how it ended and why."""
-    from resilience.attempts.acting import last_closed
-    from resilience.attempts.breaker import decide
-    from resilience.attempts.ledger import read_ledger
+    """Show each attempt of a run: job, nodes, wait, duration, steps, how it ended, why, and what was decided."""
+    from resilience.attempts.breaker import LOOKED_AT, decide, with_decisions
+    from resilience.attempts.ledger import causes_of, read_ledger
+    from resilience.runs.breaker_file import last_closed
 
     project = open_project(config)
     directory = project.existing(run)
-    now = project.system.clock.now()
-    rows = read_ledger(directory, newest=None if everything or as_json or svg is not None else SHOWN)
-    verdict = decide(rows, project.loaded.settings.act, now, closed_after=last_closed(directory))
+    now, policy, closed = project.system.clock.now(), project.loaded.settings.act, last_closed(directory)
+    rows = read_ledger(directory, newest=None if everything or as_json or svg is not None else SHOWN + LOOKED_AT)
+    rows = with_decisions(rows, policy, now, closed_after=closed)
+    decision = decide(rows[-LOOKED_AT:], policy, now, closed_after=closed)
     if svg is not None:
         from resilience.attempts.timeline import render
         from resilience.system.files import write_atomic
 
         write_atomic(svg, render(directory.run, rows, now), mode=0o644, durable=False)
     if as_json:
-        print_json("attempts", {"run": directory.run, "attempts": rows, "breaker": verdict})
+        found = {"run": directory.run, "attempts": rows, "causes": causes_of(rows), "breaker": decision}
+        print_json("attempts", found)
         return
     if not rows:
         print(f"run {clean(directory.run)} has no attempt yet")
         return
-    headers = ("ATTEMPT", "JOB", "NODE", "BEGAN", "WAITED", "RAN", "STEPS", "SAVED", "END", "CAUSE")
-    print_table(headers, [_cells(row, now) for row in (rows if everything else rows[-SHOWN:])])
-    print(f"  {clean(verdict.reason)}")
+    shown = rows if everything else rows[-SHOWN:]
+    headers = ("ATTEMPT", "JOB", "NODE", "BEGAN", "WAITED", "RAN", "STEPS", "SAVED", "END", "DECIDED", "CAUSE")
+    print_table(headers, [_cells(row, now) for row in shown])
+    print(f"  {clean(decision.reason)}")
+    if causes := ", ".join(map(_counted, causes_of(shown))):
+        print(f"  causes: {clean(causes)}")
+    if host := clean(decision.culprit):
+        print(f"  {host} is named again and again; to go on elsewhere: resil submit --exclude {host}")
+
+
+def _counted(cause: Cause) -> str:
+    hosts = ", ".join(f"{number} on {host}" for host, number in cause.hosts.items())
+    return f"{cause.failure.text} {cause.attempts}" + (f" ({hosts})" if hosts else "")
 
 
 def _cells(row: LedgerRow, now: float) -> tuple[str, ...]:
@@ -122,6 +136,7 @@ def _cells(row: LedgerRow, now: float) -> tuple[str, ...]:
         format_duration(row.seconds if row.seconds is not None else max(0.0, now - row.start_time)),
         steps,
         "" if row.durable_step is None else str(row.durable_step),
-        "running" if failure is None else str(failure.failure).replace("_", " "),
+        "running" if failure is None else failure.failure.text,
+        row.decided,
         "" if failure is None else failure.reason,
     )

@@ -39,10 +39,9 @@ def breaker_group(context: typer.Context) -> None:
 @app.command(epilog="Examples: resil breaker status; resil breaker status gpt --json")
 def status(run: RunOrAllArgument = "", as_json: JsonOption = False, config: ConfigOption = None) -> None:
     """Show each run's breaker: closed or open, since when, why, and when another attempt may try."""
-    from resilience.attempts.acting import LOOKED_AT, last_closed
-    from resilience.attempts.breaker import decide
+    from resilience.attempts.breaker import LOOKED_AT, decide
     from resilience.attempts.ledger import read_ledger
-    from resilience.runs.breaker_file import describe_breaker, read_breaker
+    from resilience.runs.breaker_file import describe_breaker, last_closed, read_breaker
 
     project = open_project(config)
     now, settings = project.system.clock.now(), project.loaded.settings.act
@@ -50,12 +49,12 @@ def status(run: RunOrAllArgument = "", as_json: JsonOption = False, config: Conf
     for directory in (project.existing(run),) if run else project.runs():
         state = None if directory.is_finished() else read_breaker(directory)
         rows = read_ledger(directory, newest=LOOKED_AT)
-        verdict = decide(rows, settings, now, closed_after=last_closed(directory))
-        found.append({"run": directory.run, "open": state, "decision": verdict})
+        decision = decide(rows, settings, now, closed_after=last_closed(directory))
+        found.append({"run": directory.run, "open": state, "decision": decision})
         if as_json:
             continue
         if state is None:
-            print(f"{clean(directory.run)}  {paint('closed', 'green')}: {clean(verdict.reason)}")
+            print(f"{clean(directory.run)}  {paint('closed', 'green')}: {clean(decision.reason)}")
         else:
             print(f"{clean(directory.run)}  {paint(clean(describe_breaker(state, now)), 'red')}")
             print(f"  see why: resil why {clean(directory.run)}; continue: resil breaker close {clean(directory.run)}")

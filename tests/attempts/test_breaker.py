@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from resilience.attempts.breaker import TREATMENTS, State, Treatment, Verdict, decide
+from resilience.attempts.breaker import TREATMENTS, Breaker, State, Treatment, decide, with_decisions
 from resilience.attempts.failure import Confidence, Failure, FailureClass
-from resilience.attempts.ledger import LedgerRow
+from resilience.attempts.ledger import LedgerRow, causes_of
 from resilience.errors import SettingsError
 from resilience.runs.attempts import AttemptEnd
 from resilience.settings.sections import ActSettings
@@ -51,7 +51,7 @@ def row(
     )
 
 
-def at_end(rows: Sequence[LedgerRow], later_s: float = 0.0) -> Verdict:
+def at_end(rows: Sequence[LedgerRow], later_s: float = 0.0) -> Breaker:
     return decide(rows, POLICY, 1000.0 * len(rows) + 1.0 + later_s)
 
 
@@ -147,17 +147,43 @@ def test_what_may_heal_is_tried_again_one_at_a_time_and_ever_later() -> None:
     rows = [row(n, C.NETWORK, host="n7") for n in range(1, 4)]
     waits = []
     for number in range(4, 8):
-        verdict = at_end(rows)
-        assert verdict.state is State.OPEN
-        if verdict.retry_at is None:
+        decision = at_end(rows)
+        assert decision.state is State.OPEN
+        if decision.retry_at is None:
             break
-        assert verdict.reason.endswith("it may heal on other nodes than n7")
+        assert decision.reason.endswith("it may heal on other nodes than n7")
         end = rows[-1].end_time
         assert end is not None
-        waits.append(verdict.retry_at - end)
-        assert decide(rows, POLICY, verdict.retry_at).state is State.HALF_OPEN
+        waits.append(decision.retry_at - end)
+        assert decide(rows, POLICY, decision.retry_at).state is State.HALF_OPEN
         rows.append(row(number, C.NETWORK, host="n7"))
     assert waits == [10.0, 20.0, 40.0] and len(rows) == POLICY.failures + POLICY.half_open
+
+
+def test_ends_from_outside_have_a_budget_of_their_own() -> None:
+    rows = [row(1, C.UNKNOWN), *(row(n, C.PREEMPTED) for n in range(2, 22))]
+    assert at_end(rows[:-1]).state is State.CLOSED
+    assert at_end(rows).state is State.OPEN, "although one of them was a failure"
+
+
+def test_a_host_that_the_same_cause_names_again_and_again_is_told_despite_progress() -> None:
+    rows = [row(n, C.GPU_FAULT, durable=10 * n, host="n7" if n % 2 else "n8") for n in range(1, 5)]
+    assert (at_end(rows).state, at_end(rows).culprit) == (State.CLOSED, "")
+    rows.append(row(5, C.GPU_FAULT, durable=50, host="n7"))
+    assert (at_end(rows).state, at_end(rows).culprit) == (State.CLOSED, "n7")
+    (cause,) = causes_of(rows)
+    assert (cause.failure, cause.attempts, dict(cause.hosts)) == (C.GPU_FAULT, 5, {"n7": 3, "n8": 2})
+
+
+def test_each_attempt_shows_what_was_decided_after_it() -> None:
+    rows = [row(1, C.WALLTIME, durable=5), *(row(n, C.NETWORK) for n in (2, 3, 4)), row(5, C.FINISHED)]
+    policy = ActSettings(enabled=True)
+    decided = [one.decided for one in with_decisions(rows, policy, 6000.0)]
+    assert decided == ["go on", "go on", "go on", "let one try", ""]
+    decided = [one.decided for one in with_decisions(rows[:4], POLICY, 4002.0)]
+    assert decided[-1] == "would hold"
+    decided = [one.decided for one in with_decisions([*rows[:4], row(5, None)], policy, 6000.0, closed_after=4)]
+    assert decided == ["go on", "go on", "go on", "let one try", ""], "closing it later changes nothing of that"
 
 
 def test_a_person_closes_it() -> None:
@@ -183,10 +209,10 @@ def test_over_drawn_histories_it_never_stops_progress_and_never_burns_more_than_
         durable: int | None = None
         burnt, progressed, chance = 0, False, drawn.choice((0.0, 0.2, 0.9))
         for number in range(1, 30):
-            verdict = at_end(rows, later_s=drawn.choice((0.0, 15.0, 900.0)))
+            decision = at_end(rows, later_s=drawn.choice((0.0, 15.0, 900.0)))
             if progressed:
-                assert verdict.state is State.CLOSED, "it has just made progress"
-            if verdict.state is State.OPEN:
+                assert decision.state is State.CLOSED, "it has just made progress"
+            if decision.state is State.OPEN:
                 break
             failure = drawn.choice(neutral if drawn.random() < 0.3 else others)
             if progressed := drawn.random() < chance:

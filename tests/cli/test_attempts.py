@@ -51,8 +51,17 @@ def test_the_ledger_is_a_table_json_and_a_timeline(shell: Shell, tmp_path: Path)
     said = shell.resil("attempts", "--svg", str(tmp_path / "gpt.svg"))
     assert said.code == 0 and "gpu oom" in said.out and "101_1" in said.out
     assert (tmp_path / "gpt.svg").read_text().startswith("<svg ")
-    (row,) = json.loads(shell.resil("attempts", "--json").out)["attempts"]
+    assert "  causes: gpu oom 1\n" in said.out
+    found = json.loads(shell.resil("attempts", "--json").out)
+    (row,) = found["attempts"]
     assert (row["failure"]["failure"], row["end"], row["exit_code"]) == ("gpu_oom", "exited", 1)
+    assert row["decided"] == "go on" and found["causes"] == [{"failure": "gpu_oom", "attempts": 1, "hosts": {}}]
+
+
+def test_what_is_kept_is_shown_when_the_log_is_gone(shell: Shell) -> None:
+    assert "decided: go on\n" in shell.resil("why").out
+    (shell.run_dir / "logs" / "gpt-101_1.out").unlink()
+    assert shell.resil("why").out.startswith("attempt 1 of gpt (job 101_1): gpu oom (likely)\n")
 
 
 def test_a_timeline_that_cannot_be_written_is_an_error(shell: Shell) -> None:

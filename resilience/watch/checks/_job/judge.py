@@ -136,7 +136,8 @@ class _Case:
         jobs = f"; {plural(held, 'queued job')} held, none cancelled" if held else ""
         summary = f"the breaker is {describe_breaker(breaker, self.now)}{jobs}"
         advice = f"see why: resil why {self.subject}; then continue: resil breaker close {self.subject}"
-        return self._finding(Verdict.CRITICAL, BREAKER, summary, advice, "CRITICAL: nothing trains until it is closed")
+        effect = "nothing trains until it is closed" if breaker.acting else "the queued jobs burn one after another"
+        return self._finding(Verdict.CRITICAL, BREAKER, summary, advice, f"CRITICAL: {effect}")
 
     # ---- no live job ------------------------------------------------------------------------------------------
 
