@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from resilience.attempts.failure import FailureClass
+from resilience.attempts.breaker import TREATMENTS, Treatment
 from resilience.attempts.ledger import LedgerRow
 from resilience.messages import cut
 from resilience.quantities import format_duration
@@ -13,14 +13,7 @@ from resilience.quantities import format_duration
 WIDTH, LEFT, RIGHT, ROW, TOP = 1000, 170, 250, 26, 46
 """In pixels: of the picture, left and right of the bars, of a row, above the rows."""
 GOOD, NEUTRAL, BAD, RUNNING = "#2e7d32", "#1565c0", "#c62828", "#9e9e9e"
-_COLOURS = {
-    FailureClass.FINISHED: GOOD,
-    FailureClass.STOPPED: NEUTRAL,
-    FailureClass.WALLTIME: NEUTRAL,
-    FailureClass.PREEMPTED: NEUTRAL,
-    FailureClass.CANCELLED: NEUTRAL,
-    FailureClass.NODE_FAILURE: NEUTRAL,
-}
+_COLOURS = {Treatment.END: GOOD, Treatment.NEUTRAL: NEUTRAL}
 """Of other ends: BAD."""
 
 
@@ -52,7 +45,7 @@ def _row(row: LedgerRow, y: float, begin: float, scale: float, now: float) -> li
     failure = row.failure
     ended = row.end_time if row.end_time is not None else now if failure is None else row.start_time
     x, width = LEFT + (row.start_time - begin) * scale, max(2.0, (ended - row.start_time) * scale)
-    colour = RUNNING if failure is None else _COLOURS.get(failure.failure, BAD)
+    colour = RUNNING if failure is None else _COLOURS.get(TREATMENTS[failure.failure], BAD)
     said = "running" if failure is None else failure.failure.text
     steps = "" if row.last_step is None else f", step {row.last_step}"
     where = f" on {failure.host}" if failure is not None and failure.host else ""
