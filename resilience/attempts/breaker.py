@@ -99,7 +99,7 @@ class Breaker:
         state: see State.
         reason: one sentence.
         burnt: attempts in a row without progress.
-        culprit: the host that these name, or that the same cause names again and again; empty: none.
+        culprit: the host that causes these failures, as far as the ledger tells; empty: none. See _culprit.
         retry_at: when an open breaker lets one attempt through; None: a person must close it.
     """
 
@@ -223,9 +223,8 @@ def _why_open(failures: Sequence[LedgerRow], recent: Sequence[LedgerRow], policy
         return ""
     if treatment_of(last, policy) is Treatment.NEVER:
         return f"no restart heals it: {_named(last)}"
-    others = [one for one in recent if one is not last and (one in failures or one.last_step is not None)]
-    same = [one for one in others if _is_same(one, last)]
-    if treatment_of(last, policy) is Treatment.TWICE and same:
+    is_again = any(_is_same(one, last) for one in recent if one is not last)
+    if treatment_of(last, policy) is Treatment.TWICE and is_again:
         return f"the same cause twice at the same step: {_named(last)}"
     if len(failures) >= policy.failures:
         return f"{plural(len(failures), 'attempt')} in a row without a new checkpoint, the last: {_named(last)}"
@@ -252,11 +251,15 @@ def _open(burnt: Sequence[LedgerRow], reason: str, culprit: str, policy: ActSett
 
 
 def _culprit(failures: Sequence[LedgerRow], ended: Sequence[LedgerRow], policy: ActSettings) -> str:
-    """Return the host that all of several failures name, else the one that the same cause names as often as the budget
-    of failures allows, whatever progress was made in between."""
-    hosts = {one.failure.host for one in failures if one.failure is not None}
-    if len(failures) > 1 and len(hosts) == 1 and (host := hosts.pop()):
-        return host
+    """Return the host that all of several failures name, or on which each of them ran alone while others made progress;
+    else the one that the same cause names as often as the budget of failures allows, whatever progress came between."""
+    named = {one.failure.host for one in failures if one.failure is not None}
+    if len(failures) > 1 and len(named) == 1 and "" not in named:
+        return named.pop()
+    alone = {one.host if one.nodes in ("", one.host) else "" for one in failures}
+    others = any(one.durable_step is not None and one.host not in alone for one in ended)
+    if len(failures) > 1 and len(alone) == 1 and "" not in alone and others:
+        return alone.pop()
     counts = {(host, number) for one in causes_of(ended) for host, number in one.hosts.items()}
     host, number = max(counts, key=lambda one: one[1], default=("", 0))
     return host if number >= policy.failures > 0 else ""

@@ -113,7 +113,7 @@ def attempts(
     if causes := ", ".join(map(_counted, causes_of(shown))):
         print(f"  causes: {clean(causes)}")
     if host := clean(decision.culprit):
-        print(f"  {host} is named again and again; to go on elsewhere: resil submit --exclude {host}")
+        print(f"  {host} seems to be the cause; to go on elsewhere: resil submit --exclude {host}")
 
 
 def _counted(cause: Cause) -> str:

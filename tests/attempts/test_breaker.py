@@ -175,6 +175,14 @@ def test_a_host_that_the_same_cause_names_again_and_again_is_told_despite_progre
     assert (cause.failure, cause.attempts, dict(cause.hosts)) == (C.GPU_FAULT, 5, {"n7": 3, "n8": 2})
 
 
+def test_a_node_where_everything_fails_while_another_is_fine_is_the_culprit() -> None:
+    bad = [replace(row(n, C.UNKNOWN), host="n7", nodes="n7") for n in (2, 3)]
+    assert at_end([replace(row(1, C.WALLTIME, durable=5), host="n8"), *bad]).culprit == "n7"
+    assert at_end([replace(row(1, C.WALLTIME, durable=5), host="n7"), *bad]).culprit == ""
+    wide = [replace(one, nodes="n[7-8]") for one in bad]
+    assert at_end([replace(row(1, C.WALLTIME, durable=5), host="n8"), *wide]).culprit == "", "it may be the other node"
+
+
 def test_each_attempt_shows_what_was_decided_after_it() -> None:
     rows = [row(1, C.WALLTIME, durable=5), *(row(n, C.NETWORK) for n in (2, 3, 4)), row(5, C.FINISHED)]
     policy = ActSettings(enabled=True)
