@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from io import DEFAULT_BUFFER_SIZE
 
-from resilience.attempts.failure import Confidence, Failure, FailureClass, Quote, Role
+from resilience.attempts.failure import Confidence, Failure, FailureClass, Quote, RankError, Role
 from resilience.attempts.rules import Rule, all_rules
 from resilience.attempts.traceback_blocks import Traceback, split_rank, tracebacks
 from resilience.job import JobState
@@ -109,8 +109,7 @@ class Evidence:
         has_oom_kill: whether the kernel counted an OOM kill in the job's cgroup (memory.events).
         stopped_why: reason of a deliberate stop, by the guards.
         ruined_why, ruined_step: reason and step of a stop by the guards because the state of the training was ruined.
-        elastic: error of the first failing rank, from torchelastic's error file: message and call stack.
-        elastic_rank, elastic_host: of that rank.
+        elastic: exception of the first failing rank, from torchelastic's error file.
         log: end of the log.
     """
 
@@ -122,9 +121,7 @@ class Evidence:
     stopped_why: str = ""
     ruined_why: str = ""
     ruined_step: int | None = None
-    elastic: str = ""
-    elastic_rank: int | None = None
-    elastic_host: str = ""
+    elastic: RankError | None = None
     log: str = ""
 
 
@@ -185,8 +182,8 @@ def classify(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Failure
         return _with_quotes(found, reading, FailureClass.HOST_OOM)
     if decided is not None:
         return _of_match(decided, reading, Confidence.CERTAIN)
-    if evidence.elastic:
-        found = _of_elastic(evidence, known, reading)
+    if evidence.elastic is not None:
+        found = _of_elastic(evidence.elastic, known, reading)
         if found.confidence is not Confidence.GUESS:
             return found
         return _of_log(reading) or found  # that rank only reported another's failure
@@ -460,8 +457,8 @@ def _of_traceback(block: Traceback, reading: _Reading) -> Failure:
     )
 
 
-def _of_elastic(evidence: Evidence, rules: Sequence[Rule], log: _Reading) -> Failure:
-    own = _read(evidence.elastic, rules)
+def _of_elastic(error: RankError, rules: Sequence[Rule], log: _Reading) -> Failure:
+    own = _read(error.text, rules)
     found = _of_log(own)
     if found is None:
         last = next((line for line in reversed(own.lines) if line.strip()), "")
@@ -472,8 +469,8 @@ def _of_elastic(evidence: Evidence, rules: Sequence[Rule], log: _Reading) -> Fai
     rank, host, _ = log.culprit
     return replace(
         found,
-        rank=evidence.elastic_rank if evidence.elastic_rank is not None else rank,
-        host=evidence.elastic_host or found.host or host,
+        rank=error.rank if error.rank is not None else rank,
+        host=error.host or found.host or host,
     )
 
 

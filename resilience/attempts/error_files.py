@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from resilience import layout
+from resilience.attempts.failure import RankError
 from resilience.errors import StateDirectoryError
 from resilience.system.files import read_regular
 
@@ -25,37 +25,21 @@ MOST_FILES = 64
 """A thousand ranks may fail at once; the first is among the oldest files."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankError:
-    """The exception of a rank.
-
-    Attributes:
-        text: its message and call stack; empty: there is none.
-        time: seconds since the epoch; infinite if unknown.
-        rank, host: None and empty if unknown.
-    """
-
-    text: str = ""
-    time: float = float("inf")
-    rank: int | None = None
-    host: str = ""
-
-
-def first_error(directory: RunDirectory, attempt: Attempt) -> RankError:
+def first_error(directory: RunDirectory, attempt: Attempt) -> RankError | None:
     """Return the earliest exception in the error files of an attempt; files that are half-written are skipped."""
     pattern = f"{layout.attempt_file(attempt.number)}.error.*"
     try:
         paths = [path for path in (directory.path / layout.ATTEMPTS).glob(pattern) if path.is_file()]
         paths = sorted(paths, key=lambda path: path.stat().st_mtime)[:MOST_FILES]
     except OSError:
-        return RankError()
+        return None
     found = []
     for path in paths:
         with suppress(StateDirectoryError, ValueError, RecursionError):
             raw = read_regular(path)
             if raw is not None:
                 found.append(parse_error(raw[0].decode("utf-8", "replace")))
-    return min((one for one in found if one.text), key=lambda one: one.time, default=RankError())
+    return min((one for one in found if one.text), key=lambda one: one.time, default=None)
 
 
 def parse_error(text: str) -> RankError:

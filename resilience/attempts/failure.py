@@ -89,6 +89,22 @@ class Confidence(StrEnum):
     """Only echoes, an exit code, or a line long before the end."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """The exception of a rank, as torchelastic writes it into its error file.
+
+    Attributes:
+        text: its message and call stack; empty: there is none.
+        time: seconds since the epoch; infinite if unknown.
+        rank, host: None and empty if unknown.
+    """
+
+    text: str = ""
+    time: float = float("inf")
+    rank: int | None = None
+    host: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
     """A line quoted as evidence.

@@ -280,16 +280,13 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
     if not logs and notes is not None:
         notes.append("no log of this attempt was found")
     ruined_why, ruined_step = ruin_of(_journal(directory, attempt))
-    first = first_error(directory, attempt)
     return Evidence(
         ruined_why=ruined_why,
         ruined_step=ruined_step,
         end=attempt.end,
         exit_code=attempt.exit_code,
         stopped_why=attempt.why if attempt.end is AttemptEnd.STOPPED else "",
-        elastic=first.text,
-        elastic_rank=first.rank,
-        elastic_host=first.host,
+        elastic=first_error(directory, attempt),
         log="\n".join(texts),
     )
 

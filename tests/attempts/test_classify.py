@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilience.attempts.classify import Evidence, classify
-from resilience.attempts.failure import Confidence, FailureClass
+from resilience.attempts.failure import Confidence, FailureClass, RankError
 from resilience.job import JobState
 from resilience.runs.attempts import AttemptEnd
 
@@ -121,9 +121,9 @@ def test_an_error_file_that_only_reports_another_rank_leaves_the_cause_to_the_lo
     echo = (
         'Traceback (most recent call last):\n  File "/t.py", line 3, in main\n' + ECHO.splitlines()[0].split(": ", 1)[1]
     )
-    found = classify(Evidence(exit_code=1, elastic=echo, log=STEPS + OWN))
+    found = classify(Evidence(exit_code=1, elastic=RankError(echo), log=STEPS + OWN))
     assert (found.failure, found.rank) == (C.EXCEPTION, 3)
-    found = classify(Evidence(exit_code=1, elastic=OWN.replace("[rank3]: ", ""), log=STEPS + TORCHRUN))
+    found = classify(Evidence(exit_code=1, elastic=RankError(OWN.replace("[rank3]: ", "")), log=STEPS + TORCHRUN))
     assert (found.failure, found.rank, found.host) == (C.EXCEPTION, 5, "n4")
 
 
@@ -149,7 +149,7 @@ def test_steps_of_other_ranks_after_it_do_not_hide_the_first_failing_rank() -> N
 
 
 def test_torchelastics_error_file_comes_before_the_log() -> None:
-    found = classify(Evidence(exit_code=1, elastic=OWN, elastic_rank=11, elastic_host="n9", log=STEPS + ECHO))
+    found = classify(Evidence(exit_code=1, elastic=RankError(OWN, rank=11, host="n9"), log=STEPS + ECHO))
     assert (found.failure, found.rank, found.host) == (C.EXCEPTION, 11, "n9")
 
 

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from resilience.attempts.breaker import State, decide
-from resilience.attempts.error_files import RankError, parse_error
-from resilience.attempts.failure import Confidence, FailureClass
+from resilience.attempts.error_files import parse_error
+from resilience.attempts.failure import Confidence, FailureClass, RankError
 from resilience.attempts.ledger import LedgerRow, fold_steps, read_ledger
 from resilience.attempts.timeline import render
 from resilience.runs.attempts import AttemptEnd
