@@ -158,17 +158,16 @@ class _Reading:
     culprit: tuple[int | None, str, int | None] = (None, "", None)
 
 
-def classify(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Failure:
+def classify(evidence: Evidence) -> Failure:
     """Return why an attempt ended. Never raises for any evidence.
 
     Raise SettingsError only if the rules of a plugin directory are invalid.
     """
-    known = all_rules() if rules is None else rules
     if evidence.end is AttemptEnd.FINISHED:
         return _plain(FailureClass.FINISHED, Confidence.CERTAIN, "the training wrote that it is complete")
     if evidence.ruined_why:
-        return _of_ruin(evidence, known)
-    reading = _read(evidence.log, known)
+        return _of_ruin(evidence)
+    reading = _read(evidence.log)
     decided = next((one for one in reading.matches if one.rule.decides), None)
     if evidence.end is AttemptEnd.STOPPED and (decided is None or decided.rule.failure in _FROM_OUTSIDE):
         why = evidence.stopped_why or "the guards stopped it"
@@ -176,31 +175,31 @@ def classify(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Failure
     by_state = _STATES.get(evidence.state) if evidence.state is not None else None
     if by_state is not None:
         said = evidence.state_text or str(evidence.state)
-        return _with_quotes(_plain(by_state, Confidence.CERTAIN, f"the scheduler ended it: {said}"), reading, by_state)
+        return _with_quotes(_plain(by_state, Confidence.CERTAIN, f"the scheduler ended it: {said}"), reading)
     if evidence.has_oom_kill:
         found = _plain(FailureClass.HOST_OOM, Confidence.CERTAIN, "the kernel killed a process of it for memory")
-        return _with_quotes(found, reading, FailureClass.HOST_OOM)
+        return _with_quotes(found, reading)
     if decided is not None:
         return _of_match(decided, reading, Confidence.CERTAIN)
     if evidence.elastic is not None:
-        found = _of_elastic(evidence.elastic, known, reading)
+        found = _of_elastic(evidence.elastic, reading)
         if found.confidence is not Confidence.GUESS:
             return found
         return _of_log(reading) or found  # that rank only reported another's failure
     return _of_log(reading) or _of_exit_code(evidence, reading)
 
 
-def _of_ruin(evidence: Evidence, rules: Sequence[Rule]) -> Failure:
+def _of_ruin(evidence: Evidence) -> Failure:
     """Return the failure that the guards have recorded, with the advice of the rules for its class."""
     found = _plain(FailureClass.NAN_LOSS, Confidence.CERTAIN, f"the guards stopped it: {evidence.ruined_why}")
-    advice = next((rule.advice for rule in rules if rule.failure is FailureClass.NAN_LOSS and rule.advice), "")
+    advice = next((rule.advice for rule in all_rules() if rule.failure is FailureClass.NAN_LOSS and rule.advice), "")
     return replace(found, step=evidence.ruined_step, advice=advice)
 
 
 # ---- the log ---------------------------------------------------------------------------------------------------
 
 
-def _read(log: str, rules: Sequence[Rule]) -> _Reading:
+def _read(log: str) -> _Reading:
     if "\x1b" in log:
         log = _ESCAPES.sub("", log)
     lines = ["" if line.startswith(_QUOTES) else line[:_MOST_LINE] for line in log.replace("\r", "\n").split("\n")]
@@ -211,7 +210,7 @@ def _read(log: str, rules: Sequence[Rule]) -> _Reading:
         same.append(index)
         first_like.append(same[0])
     text = "\n".join(groups)
-    active = _active(rules, text)
+    active = _active(text)
     blocks = tracebacks(lines)
     finals = {index for block in blocks for index in (block.end, block.chain_end)}
     reading = _Reading(lines, blocks=blocks, steps=_steps(groups, text), first_like=first_like)
@@ -229,14 +228,14 @@ def _masked(text: str) -> str:
     return text.encode("ascii", "replace").translate(_MASK).decode("ascii")
 
 
-def _active(rules: Sequence[Rule], text: str) -> list[tuple[Rule, tuple[str, ...]]]:
+def _active(text: str) -> list[tuple[Rule, tuple[str, ...]]]:
     """Return the rules of which a text contains words, and these words, masked.
 
     The longest word of each is searched in the vocabulary of the text first, which is a hundredth of it.
     """
     vocabulary = " ".join(set(text.encode("ascii", "replace").translate(_LETTERS).decode("ascii").split()))
     found = []
-    for rule in rules:
+    for rule in all_rules():
         terms = (_term(word) for word in rule.contains)
         words = tuple(masked for longest, masked in terms if longest in vocabulary and masked in text)
         if words:
@@ -457,8 +456,8 @@ def _of_traceback(block: Traceback, reading: _Reading) -> Failure:
     )
 
 
-def _of_elastic(error: RankError, rules: Sequence[Rule], log: _Reading) -> Failure:
-    own = _read(error.text, rules)
+def _of_elastic(error: RankError, log: _Reading) -> Failure:
+    own = _read(error.text)
     found = _of_log(own)
     if found is None:
         last = next((line for line in reversed(own.lines) if line.strip()), "")
@@ -501,7 +500,7 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
     hint = min(hints, key=lambda one: one.rule.failure is not FailureClass.HOST_OOM, default=None)
     if hint is not None and found.failure in (killed, FailureClass.UNKNOWN) and hint.rule.failure not in _VAGUE:
         found = replace(found, failure=hint.rule.failure, fingerprint=str(hint.rule.failure))
-    found = _with_quotes(found, reading, found.failure)
+    found = _with_quotes(found, reading)
     if not found.quotes and found.failure is not FailureClass.FINISHED:
         found = replace(found, quotes=_last_lines(reading))
     return found if rank is None and not host else replace(found, rank=rank, host=host)
@@ -516,13 +515,12 @@ def _child_signal(reading: _Reading) -> int:
     return 0
 
 
-def _with_quotes(found: Failure, reading: _Reading, failure: FailureClass) -> Failure:
-    same = next((one for one in reading.matches if one.rule.failure is failure), None)
+def _with_quotes(found: Failure, reading: _Reading) -> Failure:
+    same = next((one for one in reading.matches if one.rule.failure is found.failure), None)
     if same is None:
         return found
-    return replace(
-        found, rank=same.rank, host=same.host, advice=same.rule.advice, quotes=_quotes(same.index, reading, failure)
-    )
+    quotes = _quotes(same.index, reading, found.failure)
+    return replace(found, rank=same.rank, host=same.host, advice=same.rule.advice, quotes=quotes)
 
 
 def _last_lines(reading: _Reading) -> tuple[Quote, ...]:
