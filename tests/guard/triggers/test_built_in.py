@@ -18,7 +18,7 @@ from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings, read_settings
 from resilience.guard.step_timer import StepTimer
 from resilience.guard.triggers import built_in_triggers
-from resilience.guard.triggers.loss import Loss
+from resilience.guard.triggers.loss import GradNorm, Loss
 from resilience.guard.triggers.signals import Signals
 from resilience.guard.watch import is_polled_on, name_of
 from tests.system.people import needs_root
@@ -26,7 +26,7 @@ from tests.system.people import needs_root
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "guard.md"
 OF_A_RUN = ["finished", "stop", "superseded", "kill", "save", "cron"]
 OF_EVERY_JOB = ["walltime", "host_memory", "shared_memory", "gpu_memory"]
-ASKED_BY_THE_STEP = {Signals.name, Loss.name}
+ASKED_BY_THE_STEP = {Signals.name, Loss.name, GradNorm.name}
 """The guard has them always; what switches them off makes them ask for nothing."""
 
 
