@@ -111,7 +111,7 @@ def fail_if_left(who: str, look: Look) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Keep what shares a cluster in one process, by name: each file of tests/slurm, and the slurm half of a contract.
+    """Keep what shares a cluster or an environment (TOGETHER) in one process, and the slurm half of a contract.
 
     pytest-xdist 3.8 hands the group on in the test's id, where pytest 9.2 lets nobody write: with the two together
     `xdist_group` is silently ignored, and a file's tests run in several processes with a cluster for each.
@@ -127,10 +127,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return Neighbours(config, log)
 
 
+TOGETHER = ("tests/slurm/", "tests/end_to_end/test_bare_environment.py")
+"""Files whose tests share what takes long to make: a cluster, an environment."""
+
+
 def group_of(nodeid: str) -> str | None:
     """Given a test's id, return what it is to share a process with; None when it may run anywhere."""
     file, _, name = nodeid.partition("::")
-    if file.startswith("tests/slurm/"):
+    if file.startswith(TOGETHER):
         return file
     return f"slurm of {file}" if "[slurm" in name else None
 

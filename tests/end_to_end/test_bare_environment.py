@@ -28,9 +28,6 @@ sys.exit(guard.exit_code)
 """
 
 
-pytestmark = pytest.mark.xdist_group("bare-environment")  # one environment for all of them
-
-
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of a new virtual environment with resil alone; its directory has a blank, as a home may have."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -148,9 +151,12 @@ def test_a_chain_that_the_controller_has_forgotten_is_seen_to_be_dead_and_revive
     cluster.start_controller()
 
     def is_dead() -> bool:
-        # It finds jobs on its nodes that it knows nothing of, and kills them, without a warning. Until then such a job
-        # may queue successors with the new controller.
-        if any(environ(pid).get("SLURM_JOB_NAME") == name for pid in cluster.processes()):
+        # slurmctld finds jobs on its nodes that it knows nothing of, and kills them without a warning; but not one
+        # whose number it has given to a new job meanwhile. Until then such a job may queue successors.
+        if lost := [pid for pid in cluster.processes() if environ(pid).get("SLURM_JOB_NAME") == name]:
+            for pid in lost:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             return False
         if ids := [row.id for row in site.rows() if row.state in ("PENDING", "RUNNING")]:
             cluster.run(["scancel", *ids], site.user)

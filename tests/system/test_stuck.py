@@ -31,7 +31,7 @@ def memory(tmp_path: Path) -> StuckMemory:
     return StuckMemory([tmp_path / "own" / "stuck"])
 
 
-def look(memory: StuckMemory, work: Callable[[], Any], *, clock: Any = None, deadline_s: float = 0.5) -> Answer:
+def look(memory: StuckMemory, work: Callable[[], Any], *, clock: Any = None, deadline_s: float = 1.0) -> Answer:
     """One tick of one place, with a memory read afresh, as another process would."""
     fresh = StuckMemory(memory._directories)
     ((_, answer),) = probe_in_child({0: ChildProbe("fs /scratch", work, deadline_s)}, fresh, clock or SystemClock())
@@ -54,7 +54,7 @@ def test_a_thousand_ticks_at_a_hung_mount_leave_one_child_and_the_next_say_so_at
 
         first = look(memory, work)
         assert first.is_overdue and len(first.abandoned) == 1 and first.error is not None
-        assert first.error.message == f"{directory} does not respond: no answer within 0.5 s"
+        assert first.error.message == f"{directory} does not respond: no answer within 1 s"
         assert "kernel" in first.error.hint
         started = time.monotonic()
         for _ in range(1000):
@@ -98,7 +98,7 @@ def test_a_second_child_probes_after_a_while_and_the_third_after_twice_as_long(m
     children: list[int] = []
     for minutes, expected in ((0, 1), (5, 1), (11, 2), (20, 2), (32, 3), (60, 3), (73, 4)):
         clock.time = NOW + 60 * minutes
-        answer = look(memory, lambda: os.statvfs(hung).f_bsize, clock=clock, deadline_s=0.2)
+        answer = look(memory, lambda: os.statvfs(hung).f_bsize, clock=clock, deadline_s=1.0)
         children = list(dict.fromkeys((*children, *answer.abandoned)))
         assert len(children) == expected, minutes
     assert answer.error is not None and "STUCK since" in answer.error.message
@@ -139,7 +139,7 @@ def test_a_look_that_could_be_ended_is_tried_again_and_says_since_when(memory: S
     assert look(memory, lambda: time.sleep(100), clock=clock).error is not None
     clock.sleep(300)
     again = look(memory, lambda: time.sleep(100), clock=clock)
-    assert again.error is not None and "no answer within 0.5 s; STUCK since " in again.error.message
+    assert again.error is not None and "no answer within 1 s; STUCK since " in again.error.message
     assert "(5 min)" in again.error.message
     clock.sleep(60)
     assert look(memory, lambda: 1, clock=clock).value == 1
