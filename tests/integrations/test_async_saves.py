@@ -21,7 +21,7 @@ SOAK = (
 )
 FORMS = [
     pytest.param("pytorch-thread", marks=needs("torch")),
-    pytest.param("pytorch-process", marks=needs("torch")),
+    pytest.param("pytorch-process", marks=(needs("torch"), *SOAK)),
     pytest.param("accelerate", marks=(needs("torch", "accelerate"), *SOAK)),
     pytest.param("lightning", marks=(needs("torch", "lightning"), *SOAK)),
     pytest.param("transformers", marks=(needs("torch", "transformers", "accelerate"), *SOAK)),

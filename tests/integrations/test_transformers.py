@@ -89,6 +89,8 @@ def test_a_stop_does_not_wait_for_an_evaluation_and_saves_once(launched: Launche
     assert events.count("save_begin") == events.count("save") == 1
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_the_trainers_own_saves_are_measured_without_the_evaluation_before_them(launched: Launched) -> None:
     arguments: dict[str, Any] = {
         "eval_strategy": '"steps"',
@@ -116,6 +118,8 @@ def test_accumulated_gradients_make_one_step(launched: Launched) -> None:
     assert launched.end()["step"] == stop
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_a_loss_that_is_logged_as_no_number_stops_the_training(launched: Launched) -> None:
     arguments: dict[str, Any] = {"learning_rate": "1e30", "lr_scheduler_type": '"constant"', "max_grad_norm": 0}
     arguments |= {"logging_nan_inf_filter": "false", "optim": '"sgd"', "logging_steps": 1}
