@@ -27,7 +27,7 @@ while time.monotonic() < until:
 def run(options: Options) -> Report:
     """Time it in a run directory, with heartbeats each 10 s as in a job."""
     run_dir = options.scratch / "gpt"
-    run_dir.mkdir()
+    (run_dir / "switches").mkdir(parents=True)
     env = interpreter_environment(
         PYTHONPATH=str(REPOSITORY), HOME=str(options.scratch), RESIL_RUN="gpt", RESIL_RUN_DIR=str(run_dir)
     )

@@ -349,10 +349,10 @@ class Supervisor:
     def _drain(self, tees: list[Tee]) -> None:
         """Copy what is left of the output; a slow reader is waited for, unless a signal tells this process to end."""
         for tee in tees:
-            tee.drain()
+            tee.drain(time.monotonic())
         for tee in tees:
             tee.join(0.05)
-        while any(not tee.is_over for tee in tees):
+        while not all(tee.is_over(time.monotonic()) for tee in tees):
             if self._command.wait_after_end(0.05):
                 break
         if any(tee.is_held for tee in tees):

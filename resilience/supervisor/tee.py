@@ -13,7 +13,6 @@ import select
 import sys
 import termios
 import threading
-import time
 from collections import deque
 
 CHUNK_BYTES = 65536
@@ -70,9 +69,9 @@ class Tee:
         self.error = ""
         self._newest = newest
         self._read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
-        self._wake, self._waker = os.pipe2(os.O_CLOEXEC)
-        self._ended_at = 0.0
-        self._own_bytes: int | None = None  # of the command, not copied yet at its end; None before
+        self._copied_bytes = self._seen_bytes = self._own_bytes = 0
+        self._is_writing = False
+        self._ended_at = self._changed_at = 0.0
         self._thread = threading.Thread(target=self._copy, name="resil-tee", daemon=True)
 
     def start(self) -> None:
@@ -80,63 +79,62 @@ class Tee:
         os.close(self.write_end)
         self._thread.start()
 
-    def drain(self) -> None:
-        """Copy only what is left: the command has ended."""
-        self._ended_at = time.monotonic()
-        os.close(self._waker)
+    def drain(self, now: float) -> None:
+        """Begin to end: the command has. What it has written is copied, however slow the reader is."""
+        self._ended_at = self._changed_at = now
+        self._own_bytes = self._copied_bytes + self._waiting_bytes()
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether all output was copied."""
-        return not self._thread.is_alive()
+    def is_over(self, now: float) -> bool:
+        """Return whether all output was copied, or only other processes hold the pipe still. Both in monotonic s."""
+        if not self._thread.is_alive():
+            return True
+        waiting = self._waiting_bytes()
+        if self._is_writing or waiting or self._copied_bytes != self._seen_bytes:
+            self._seen_bytes, self._changed_at = self._copied_bytes, now
+        is_late = waiting > 0 and self._copied_bytes > self._own_bytes and now > self._ended_at + LONGEST_S
+        self.is_held = is_late or now > self._changed_at + QUIET_S
+        return self.is_held
 
     def join(self, timeout_s: float) -> None:
         """Wait for the end of the copying."""
         self._thread.join(timeout_s)
 
     def _copy(self) -> None:
-        watch = select.poll()
-        watch.register(self._read_end, select.POLLIN)
-        watch.register(self._wake, 0)  # POLLHUP once the command has ended
         try:
-            while self._is_readable(watch) and (chunk := os.read(self._read_end, CHUNK_BYTES)):
+            while not self.is_held and (chunk := os.read(self._read_end, CHUNK_BYTES)):
+                self._is_writing = True
                 self._newest.add(chunk)
-                if self._own_bytes is not None:
-                    self._own_bytes -= len(chunk)
                 try:
                     _write(self.descriptors[0], chunk)
                 except BrokenPipeError:
                     return
                 except OSError as error:  # a full disk, a terminal that is gone: the command goes on
                     self.error = error.strerror or str(error)
+                self._copied_bytes += len(chunk)
+                self._is_writing = False
         finally:
             os.close(self._read_end)  # the command gets SIGPIPE, as it would without a supervisor
 
-    def _is_readable(self, watch: select.poll) -> bool:
-        """Wait for output; return whether to read, False if the command has ended and others hold the pipe."""
-        if self._own_bytes is None:
-            watch.poll()
-            if not self._ended_at:
-                return True
-            watch.unregister(self._wake)
-            # What the command has written itself is copied, however slow the reader is.
-            raw = fcntl.ioctl(self._read_end, termios.FIONREAD, bytes(4))
-            self._own_bytes = int.from_bytes(raw, sys.byteorder)
-        events = dict(watch.poll(1000 * QUIET_S)).get(self._read_end, 0)
-        is_late = self._own_bytes <= 0 and time.monotonic() > self._ended_at + LONGEST_S
-        self.is_held = not events or (is_late and bool(events & select.POLLIN))
-        return not self.is_held
+    def _waiting_bytes(self) -> int:
+        try:
+            return int.from_bytes(fcntl.ioctl(self._read_end, termios.FIONREAD, bytes(4)), sys.byteorder)
+        except OSError:  # closed just now
+            return 0
 
 
 def _write(descriptor: int, chunk: bytes) -> None:
-    view = memoryview(chunk)
-    while view:
+    rest: bytes | memoryview = chunk
+    while rest:
         try:
-            view = view[os.write(descriptor, view) :]
+            written = os.write(descriptor, rest)
         except BlockingIOError:  # another process has made the file description non-blocking
             watch = select.poll()
             watch.register(descriptor, select.POLLOUT)
             watch.poll()
+            continue
+        if written == len(rest):
+            return
+        rest = memoryview(rest)[written:]
 
 
 def streams() -> list[tuple[int, ...]]:
