@@ -121,6 +121,36 @@ def test_a_killed_supervisor_leaves_no_command_behind(stage: Stage) -> None:
         until(lambda: not is_alive(child))
 
 
+COUNT = """
+import signal, sys, time
+got = []
+signal.signal(signal.SIGINT, lambda number, frame: got.append(number))
+print("ready", flush=True)
+while not got:
+    time.sleep(0.05)
+time.sleep(0.5)
+sys.exit(10 + len(got))
+"""
+IN_TERMINAL = "import fcntl, os, sys, termios as t; fcntl.ioctl(0, t.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def test_ctrl_c_reaches_the_command_once(stage: Stage) -> None:
+    """The terminal sends it to the whole process group, so it is not forwarded."""
+    ours, theirs = os.openpty()
+    words = [sys.executable, "-m", "resilience", "run", "--", sys.executable, "-S", "-c", COUNT]
+    with subprocess.Popen(
+        [sys.executable, "-c", IN_TERMINAL, *words], env=stage.full_environment, stdin=theirs, stdout=theirs,
+        stderr=theirs, start_new_session=True,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        seen = b""
+        while b"ready" not in seen:
+            seen += os.read(ours, 1024)
+        os.write(ours, b"\x03")
+        assert process.wait(20) == 11
+    os.close(ours)
+
+
 BEFORE = """
 import os, signal, sys
 from resilience.supervisor import supervisor
