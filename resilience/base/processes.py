@@ -39,6 +39,11 @@ def is_waiting_in_kernel(pid: int) -> bool:
     return (_stat(pid) or (b"",))[0] == b"D"
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal such as SIGSTOP, or by a debugger."""
+    return (_stat(pid) or (b"",))[0] in (b"T", b"t")
+
+
 def start_ticks(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since boot; together with the pid, it identifies the process.
 

@@ -1,8 +1,8 @@
 """The command `resil`: runs the command line, and turns every error into a message and an exit code.
 
-`resil status`, the most frequent command, and `resil watch NAME`, `resil watch --all` and `resil cron tick`, which cron
-runs every minute, do not load Typer (`quick_path`): Typer would take half of their time. Tests check that both paths
-print the same.
+`resil status`, the most frequent command, `resil watch NAME`, `resil watch --all` and `resil cron tick`, which cron
+runs every minute, and `resil run`, which stays in memory beside its command, do not load Typer (`quick_path`): Typer
+would take half of their time. Tests check that both paths print the same.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         if PathFinder.find_spec("cronsim") is None:  # a tenth of a millisecond
             _check_packages()
-        _reject_empty(arguments)
+        if arguments[:1] != ["run"]:  # whose words may be those of another command
+            _reject_empty(arguments)
         quick = quick_path(arguments)
         code = quick() if quick is not None else _run_typer(arguments)
         sys.stdout.flush()  # a broken pipe can still be handled here
@@ -156,6 +157,8 @@ def quick_path(arguments: Sequence[str]) -> Callable[[], int] | None:
             return _run_watch
         case ["watch", name] if not name.startswith("-"):
             return partial(_run_watch, name)
+        case ["run", *words] if (found := _run_options(words)) is not None:
+            return partial(_run_command, *found)
         case ["cron", "tick", *words] if (options := _tick_options(words)) is not None:
             return partial(_run_tick, options)
     return None
@@ -172,6 +175,28 @@ def _tick_options(words: Sequence[str]) -> dict[str, str] | None:
             return None
         found[name] = value
     return found
+
+
+def _run_options(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]] | None:
+    """Return options and command of `resil run`; None if Typer must explain them."""
+    options: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--" or not word.startswith("-"):
+            command = tuple(rest) if word == "--" else (word, *rest)
+            return (options, command) if command else None
+        name, separator, value = word.partition("=")
+        if name not in ("--run", "--stop", "--save", "--lead") or not (separator or rest):
+            return None
+        options[name.removeprefix("--")] = value if separator else rest.pop(0)
+    return None
+
+
+def _run_command(options: dict[str, str], command: tuple[str, ...]) -> int:
+    from resilience.supervisor.supervisor import RunOptions, run_command
+
+    return run_command(RunOptions(command, **options))
 
 
 def _open_project(config: str = "") -> Project:

@@ -27,6 +27,7 @@ COMMANDS: dict[str, CommandEntry] = {
         ("init", "runs:init", "Start", "Write a commented resil.toml and the cron directory."),
         ("doctor", "doctor:doctor", "Start", "Check this cluster and report likely problems."),
         ("submit", "submit:submit", "Run", "Queue the run as a chain of jobs."),
+        ("run", "supervise:run", "Run", "Supervise a command whose code you cannot change."),
         ("adopt", "submit:adopt", "Run", "Watch a job that was queued with plain sbatch, as a run."),
         ("status", "runs:status", "Run", "Show every run: state, reason, time left, next job."),
         ("logs", "runs:logs", "Run", "Show the end of a run's log, and follow it."),
