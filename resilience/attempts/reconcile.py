@@ -15,6 +15,8 @@ from resilience.attempts.classify import classify
 from resilience.attempts.ledger import KeptEnd, end_of, ended_attempts, evidence_of, keep_end
 from resilience.errors import NotSupported
 from resilience.job import Job, JobId
+from resilience.runs.run_jobs import scheduler_of
+from resilience.runs.submissions import read_intents
 
 if TYPE_CHECKING:
     from resilience.attempts.classify import Evidence
@@ -41,7 +43,8 @@ def reconcile(project: Project, directory: RunDirectory) -> int:
     open_ends = [(attempt, kept) for attempt, kept in ends if not kept.is_reconciled]
     if not open_ends:
         return 0
-    records = records_of(project.scheduler(), [attempt for attempt, _ in open_ends])
+    scheduler = project.scheduler(scheduler_of(read_intents(directory)))
+    records = records_of(scheduler, [attempt for attempt, _ in open_ends])
     count = 0
     for attempt, kept in open_ends:
         job = records.get(attempt.number)

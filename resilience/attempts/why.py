@@ -16,6 +16,7 @@ from resilience.job import JobId
 from resilience.runs.attempts import Attempt
 from resilience.runs.breaker_file import last_closed
 from resilience.runs.run_files import attempt_numbers, read_attempts
+from resilience.runs.run_jobs import scheduler_of
 from resilience.runs.run_logs import logs_of, start_of_attempt
 from resilience.runs.submissions import read_intents
 
@@ -59,13 +60,14 @@ def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = No
     """
     attempt = _attempt(directory, job)
     notes: list[str] = []
-    logs = logs_of(directory, start_of_attempt(attempt), read_intents(directory))
+    intents = read_intents(directory)
+    logs = logs_of(directory, start_of_attempt(attempt), intents)
     evidence = evidence_of(directory, attempt, notes)
     kept = kept_end(directory, attempt)
     if kept is not None and kept.state is not None:
         evidence = replace(evidence, state=kept.state)
     try:
-        record = records_of(project.scheduler(), [attempt]).get(attempt.number)
+        record = records_of(project.scheduler(scheduler_of(intents)), [attempt]).get(attempt.number)
         evidence = evidence if record is None else with_state(evidence, record)
     except SchedulerError as error:
         notes.append(f"the scheduler was not asked: {error.message}")

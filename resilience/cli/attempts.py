@@ -11,7 +11,6 @@ from resilience.cli.options import (
     ConfigOption,
     JsonOption,
     RunArgument,
-    SchedulerOption,
     open_project,
     single_command,
 )
@@ -34,7 +33,6 @@ def why(
     ] = "",
     as_json: JsonOption = False,
     config: ConfigOption = None,
-    scheduler: SchedulerOption = "",
 ) -> None:
     """Show why the last attempt ended: class, cause, evidence, what was decided, and what to try."""
     from resilience.attempts.why import why_of_log, why_of_run
@@ -46,7 +44,7 @@ def why(
     elif path.suffix in LOG_SUFFIXES or "/" in what:
         raise UsageError(f"{what} is no file", hint="the logs of a run: resil logs RUN --path")
     else:
-        project = open_project(config, scheduler)
+        project = open_project(config)
         job = JobId.parse(what) if what[:1].isdigit() else None
         found = why_of_run(project, project.existing("" if job is not None else what), job)
     if as_json:

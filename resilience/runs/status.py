@@ -218,6 +218,10 @@ def _status(
     if any("scontrol" in row.advice for row in rows):  # the embedded scheduler's own is not on the user's PATH
         scontrol = getattr(project.scheduler(scheduler), "scontrol", "scontrol")
         rows = tuple(replace(row, advice=row.advice.replace("scontrol", scontrol)) for row in rows)
+    breaker = None if finished else read_breaker(directory)
+    if breaker is not None and breaker.acting:  # released past the breaker, a job would end at its start
+        held = explain_reason("JobHeldUser").words
+        rows = tuple(replace(row, words="held by the breaker", advice="") if row.words == held else row for row in rows)
     attempts = read_attempts(directory)
     if is_copy:  # those without an end are the original's
         attempts = tuple(attempt for attempt in attempts if attempt.end is not None)
@@ -241,7 +245,7 @@ def _status(
         headline=_headline(rows, finished, answer),
         save=save,
         kill=kill_under_way(directory, attempts),
-        breaker=None if finished else read_breaker(directory),
+        breaker=breaker,
         trouble=answer.trouble,
         age_s=answer.age_s,
     )

@@ -11,11 +11,13 @@ import pytest
 from resilience.attempts.failure import Confidence, FailureClass
 from resilience.attempts.ledger import LedgerRow, read_ledger
 from resilience.attempts.reconcile import LATE_S, reconcile
+from resilience.attempts.why import why_of_run
 from resilience.errors import NotSupported, SchedulerUnavailable
 from resilience.job import ExitCode, Job, JobId, JobState
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
-from tests.lab.fakes import ME, FakeClock, FakeScheduler, make_project
+from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
+from tests.lab.fakes import DOWN, ME, FakeClock, FakeScheduler, make_project
 
 END = 1060.0
 
@@ -148,3 +150,16 @@ def test_an_end_that_nobody_remembers_stays_unknown(
     reconcile(late, run)
     assert scheduler.calls == []
     assert only(run).state is None
+
+
+def test_the_scheduler_of_the_run_is_asked_whatever_the_project_now_uses(tmp_path: Path, run: RunDirectory) -> None:
+    own, other = Accounted(), FakeScheduler()
+    own.accounting, other.trouble = [record()], DOWN
+    project = make_project(tmp_path, other, clock=FakeClock(END + 60))
+    project = Project(project.system, project.loaded, {"fake": other, "own": own})
+    record_intent(run, Intent("token", "own", "train.sh", ("sbatch",), 900.0, by=ME))
+    record_result(run, "token", Outcome.SUBMITTED, 900.0, job_id=JobId(41))
+    assert reconcile(project, run) == 1
+    assert not [note for note in why_of_run(project, run).notes if "scheduler" in note], (
+        "nor does resil why ask another"
+    )

@@ -49,6 +49,12 @@ def test_status_shows_an_open_breaker_and_how_to_continue(shell: Shell) -> None:
     assert one["open"]["why"] == "3 failed" and one["decision"]["state"] == "closed"
 
 
+def test_status_says_that_the_breaker_holds_the_jobs_and_never_to_release_them_past_it(shell: Shell) -> None:
+    shell.resil("breaker", "open", "--why", "wait for the data")
+    out = shell.resil("status").out
+    assert "held by the breaker" in out and "scontrol" not in out and "held by its owner" not in out
+
+
 def test_watch_job_reports_one_fault_for_a_crash_loop_and_its_effects(shell: Shell) -> None:
     opened(shell)
     held = shell.resil("watch", "job")
