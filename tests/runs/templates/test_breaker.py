@@ -17,9 +17,10 @@ import pytest
 
 from resilience.attempts.acting import act
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.templates.script import ScriptSpec, render
 from resilience.settings.sections import ActSettings
 from tests.lab.fakes import make_project
-from tests.runs.templates.batch import Batch, Script
+from tests.runs.templates.batch import SHIPPED, Batch, Script
 
 ACTS = ActSettings(enabled=True)
 CAN_HOLD = '#!/bin/sh\necho "$@" >>scontrol.asked\n'
@@ -61,13 +62,16 @@ class Loop:
         file = f"{self.batch.run_dir}/journal/$SLURM_JOB_ID.0.jsonl"
         return f"printf '{line}\\n' $RESIL_ATTEMPT >>{file}; exit 1"
 
+    def functions(self) -> str:
+        """Return the functions of a rendered script, without what it does."""
+        wish = ScriptSpec(run="demo", run_dir=str(self.batch.run_dir), command="exit 75", act=self.act)
+        return render(SHIPPED, "python", wish).partition("\nresil_begin\n")[0] + "\n"
+
     def in_shell(self, commands: str) -> list[str]:
         """Run commands with the functions of a rendered script; return the lines of their output."""
-        self.batch.run("exit 75", 9999, act=self.act)
-        rendered, _, _ = self.batch.started[-1].log.with_suffix("").read_text().partition("\nresil_begin\n")
         environment = {**os.environ, "SLURM_JOB_ID": "1", "RESIL_SCHEDULER": "local"}
         script = self.batch.root / "in_shell"
-        script.write_text(f"{rendered}\n{commands}")
+        script.write_text(self.functions() + commands)
         done = subprocess.run(
             ["bash", str(script)], cwd=self.batch.root, env=environment, capture_output=True, text=True, check=True
         )
