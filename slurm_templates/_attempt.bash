@@ -236,7 +236,10 @@ resil_find_siblings() { # resil_siblings: ids, one for all queued tasks of an ar
       { read -r array <"$id/state"; } 2>/dev/null || [ -n "$array" ] || continue
       if [ "$array" != PENDING ] || ! resil_is_ours "$comment"; then continue; fi
       array=''
-      if [ "${1:-}" != all ]; then { read -r array <"$id/array"; } 2>/dev/null; fi
+      if [ "${1:-}" != all ]; then
+        grep -qsF '"held":true' -- "$id/task.json" && continue
+        { read -r array <"$id/array"; } 2>/dev/null
+      fi
       id=${array:-$id}
       [[ " ${resil_siblings[*]-} " == *" ${id##*/} "* ]] || resil_siblings+=("${id##*/}")
     done

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from resilience.attempts.acting import act
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.templates.script import ScriptSpec, render
+from resilience.schedulers._local.records import Task, to_json
 from resilience.settings.sections import ActSettings
 from tests.lab.fakes import make_project
 from tests.runs.templates.batch import SHIPPED, Batch, Script
@@ -129,6 +131,15 @@ def test_of_an_array_of_the_embedded_scheduler_it_holds_the_array(loop: Loop) ->
         (loop.batch.state(task, "PENDING") / "array").write_text("90")
     loop.one(waiting=901)
     assert loop.asked == ["hold 90"]
+
+
+def test_a_job_of_the_embedded_scheduler_that_its_owner_holds_is_left_alone(loop: Loop) -> None:
+    loop.failed(2)
+    task = Task(raw=902, held=True)
+    (loop.batch.state(902, "PENDING") / "task.json").write_text(to_json(task))
+    (loop.batch.state(900, "PENDING") / "task.json").write_text(to_json(replace(task, held=False)))
+    loop.one()
+    assert loop.asked == ["hold 900"] and loop.file(".held").read_text() == "900\n"
 
 
 def test_without_leave_it_says_what_it_would_do(loop: Loop) -> None:

@@ -10,6 +10,7 @@ import os
 import random
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +20,14 @@ import pytest
 from resilience.attempts.acting import act
 from resilience.attempts.breaker import State, decide
 from resilience.attempts.ledger import read_ledger
+from resilience.job import JobId
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.settings.sections import ActSettings
-from tests.lab.fakes import FakeClock, make_project
+from tests.lab.fakes import ME, FakeClock, make_project
 from tests.runs.templates.batch import Batch
 from tests.runs.templates.test_breaker import CAN_HOLD, Loop
+from tests.runs.templates.ticker import SCONTROL, SQUEUE
 
 SOAK = "RESIL_SOAK" in os.environ
 HISTORIES = 1_000 if SOAK else 4
@@ -56,6 +60,29 @@ LOGS = {
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)] if SOAK else []
 
 
+def start_driver(loop: Loop, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """Start a bash with the functions of a rendered script, which does what each line of its input says."""
+    script = loop.batch.root / "driver"
+    script.write_text(loop.functions() + DRIVER)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "RESIL"))}
+    return subprocess.Popen(
+        ["bash", str(script)], cwd=loop.batch.root, text=True, bufsize=1, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=kept | {"SLURM_JOB_ID": "1"} | environment,
+    )  # fmt: skip
+
+
+def ask(process: subprocess.Popen[str], *words: object) -> None:
+    """Send a line to a process."""
+    assert process.stdin is not None
+    print(*words, file=process.stdin, flush=True)
+
+
+def answer(process: subprocess.Popen[str]) -> str:
+    """Return the next line of a process."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
 class Story:
     """One run of which the shell and the watchdog decide in turn."""
 
@@ -67,20 +94,13 @@ class Story:
         self.project = make_project(root, settings=settings, clock=FakeClock(time.time()))
         self.directory = RunDirectory(self.loop.batch.run_dir)
         self.number, self.trains = 0, False
-        script = root / "driver"
-        script.write_text(self.loop.functions() + DRIVER)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "RESIL"))}
-        spool = {"SLURM_JOB_ID": "1", "RESIL_SCHEDULER": "local", "RESIL_LOCAL_SPOOL": str(self.loop.batch.spool)}
-        self.shell = subprocess.Popen(
-            ["bash", str(script)], cwd=root, text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, env=kept | spool | self.loop.batch.program("scontrol", CAN_HOLD),
-        )  # fmt: skip
+        spool = {"RESIL_SCHEDULER": "local", "RESIL_LOCAL_SPOOL": str(self.loop.batch.spool)}
+        self.shell = start_driver(self.loop, spool | self.loop.batch.program("scontrol", CAN_HOLD))
 
     def ask(self, *words: object) -> int:
         """Let the shell do it; return its exit code."""
-        assert self.shell.stdin is not None and self.shell.stdout is not None
-        print(*words, file=self.shell.stdin)
-        return int(self.shell.stdout.readline())
+        ask(self.shell, *words)
+        return int(answer(self.shell))
 
     def starts(self) -> bool:
         """Take the next number, and return whether the start check lets it train."""
@@ -201,3 +221,93 @@ def test_over_drawn_histories_shell_and_watchdog_come_to_one_view(tmp_path: Path
         if policy.neutral:
             assert decision.outside <= policy.neutral, context
         story.close()
+
+
+# ---- all at once ---------------------------------------------------------------------------------------------------
+
+
+class Crowd:
+    """Batch shells and watchdogs, each a process, that decide about one run and its queue at once."""
+
+    def __init__(self, root: Path, each: int) -> None:
+        self.batch = Batch.make(root)
+        self.loop = Loop(self.batch)
+        self.queue = root / "queue"
+        self.queue.mkdir()
+        self.directory = RunDirectory(self.batch.run_dir)
+        record_intent(self.directory, Intent("token", "fake", "train.sh", ("sbatch",), 1.0, by=ME))
+        record_result(self.directory, "token", Outcome.SUBMITTED, 2.0, job_id=JobId(50))
+        self.batch.program("squeue", SQUEUE)
+        environment = {"RESIL_SCHEDULER": "", "QUEUE": str(self.queue), **self.batch.program("scontrol", SCONTROL)}
+        self.shells = [start_driver(self.loop, environment) for _ in range(each)]
+        self.ticks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.runs.templates.ticker", str(root), f"ticker{number}"],
+                text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )
+            for number in range(each)
+        ]  # fmt: skip
+        for tick in self.ticks:
+            answer(tick)
+
+    def begins_anew(self) -> None:
+        """Two attempts have failed, the third trains; two jobs wait, and the user holds one."""
+        for path in [*(self.batch.run_dir / "attempts").iterdir(), *(self.batch.run_dir / "journal").iterdir()]:
+            path.unlink()
+        for name in ("50", "51", "60", "60.held"):
+            (self.queue / name).touch()
+        self.loop.failed(2)
+        self.begins(3)
+
+    def begins(self, number: int) -> None:
+        """An attempt begins."""
+        path = self.batch.attempt(number, job=100 + number)
+        path.write_text(path.read_text().replace("start = 1\n", f"start = {time.time():.0f}\n"))
+
+    def all_at_once(self, *words: str) -> tuple[list[int], list[str]]:
+        """Let each shell do one of these and each watchdog decide; return exit codes, and sentences."""
+        for shell, line in zip(self.shells, words, strict=False):
+            ask(shell, line)
+        for tick in self.ticks:
+            ask(tick, "tick")
+        codes = [int(answer(shell)) for shell, _ in zip(self.shells, words, strict=False)]
+        return codes, [text for tick in self.ticks for text in json.loads(answer(tick))]
+
+    @property
+    def held(self) -> list[str]:
+        return sorted(path.stem for path in self.queue.glob("*.held"))
+
+    def openers(self, said: list[str]) -> int:
+        """Return how many processes say that they have opened it."""
+        events = (self.batch.events(job) for job in range(101, 110))
+        return sum("opens" in text for text in said) + [one for some in events for one in some].count("breaker_opened")
+
+    def close(self) -> None:
+        for process in (*self.shells, *self.ticks):
+            process.communicate()
+            assert process.returncode == 0
+
+
+def test_shells_and_watchdogs_that_decide_at_once_open_it_once_and_release_no_job_of_the_user(tmp_path: Path) -> None:
+    """Eight processes (four by default), in many rounds: the third failure of the run ends while watchdogs look at the
+    run; then waiting jobs start while they do; then the one more makes progress while they do."""
+    crowd = Crowd(tmp_path, 4 if SOAK else 2)
+    for turn in range(400 if SOAK else 3):
+        crowd.begins_anew()
+        _, said = crowd.all_at_once("end 3 exited 1")
+        assert (crowd.openers(said), crowd.held) == (1, ["50", "51", "60"]), (turn, said)
+        starting = range(4, 4 + len(crowd.shells))
+        for number in starting:
+            crowd.begins(number)
+        codes, more = crowd.all_at_once(*(f"start {number}" for number in starting))
+        assert codes == [75] * len(codes), "no job trains"
+        assert crowd.openers([*said, *more]) == 1, (turn, more)
+        assert crowd.loop.file(".held").read_text().split() == ["50", "51"], "the only ones that are to be released"
+        last = starting[-1] + 1
+        crowd.begins(last)
+        line = f'{{"event":"save","time":1,"attempt":{last},"step":9}}\n'
+        (crowd.batch.run_dir / "journal" / f"{100 + last}.0.jsonl").write_text(line)
+        _, said = crowd.all_at_once(f"end {last} exited 1")
+        assert not crowd.loop.is_open and not crowd.loop.file(".held").exists(), (turn, said)
+        assert crowd.held == ["60"], (turn, said)
+    crowd.close()
