@@ -49,6 +49,7 @@ class LedgerRow:
         host: node of the batch shell.
         nodes: hostlist expression of the job's nodes; empty: unknown.
         start_time, end_time: seconds since the epoch; `end_time` is None while it runs, or if no end was recorded.
+        launch_time: when the training was launched, after waiting and setup; None: it was not.
         queue_s: how long nothing of the run trained before it; None: unknown.
         end, why: what the batch shell recorded, and its reason; None and empty: nothing.
         state: final state of the job, by the scheduler; None: unknown.
@@ -67,6 +68,7 @@ class LedgerRow:
     host: str = ""
     nodes: str = ""
     start_time: float
+    launch_time: float | None = None
     end_time: float | None = None
     queue_s: float | None = None
     end: AttemptEnd | None = None
@@ -200,8 +202,9 @@ def _journal(directory: RunDirectory, attempt: Attempt) -> list[Mapping[str, Any
 def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
     first, last, durable = fold_steps(_journal(directory, attempt))
     seen = [*(step for _, step in progress_of(directory, attempt)), *([] if last is None else [last])]
-    starts = last_events(directory, attempt.job_id, words=(b'"attempt_start"',))
-    nodes = next((str(one.get("nodes", "")) for one in starts if one.get("attempt") == attempt.number), "")
+    events = last_events(directory, attempt.job_id, words=(b'"attempt_start"', b'"launch"'))
+    own = {one["event"]: one for one in events if one.get("attempt") == attempt.number and "event" in one}
+    nodes, launch = str(own.get("attempt_start", {}).get("nodes", "")), own.get("launch", {}).get("time")
     kept = None if attempt.end is None else end_of(directory, attempt)
     code = attempt.exit_code if attempt.exit_code is not None or kept is None else kept.exit_code
     failure = kept.failure if kept is not None else None
@@ -213,6 +216,7 @@ def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
         host=attempt.host,
         nodes=nodes or (kept.nodes if kept is not None else ""),
         start_time=attempt.start_time,
+        launch_time=(launch if isinstance(launch, int | float) else None) if own else attempt.start_time,
         end_time=attempt.end_time if attempt.end_time is not None or kept is None else kept.end_time,
         end=attempt.end,
         why=attempt.why,

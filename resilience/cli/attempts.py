@@ -82,7 +82,7 @@ def attempts(
     config: ConfigOption = None,
 ) -> None:
     """Show each attempt of a run: job, nodes, wait, duration, steps, how it ended, why, and what was decided."""
-    from resilience.attempts.breaker import LOOKED_AT, decide, with_decisions
+    from resilience.attempts.breaker import decide, looked_at, with_decisions
     from resilience.attempts.elsewhere import describe_exclusion, read_excluded
     from resilience.attempts.ledger import causes_of, read_ledger
     from resilience.runs.breaker_file import last_closed
@@ -90,9 +90,10 @@ def attempts(
     project = open_project(config)
     directory = project.existing(run)
     now, policy, closed = project.system.clock.now(), project.loaded.settings.act, last_closed(directory)
-    rows = read_ledger(directory, newest=None if everything or as_json or svg is not None else SHOWN + LOOKED_AT)
+    newest = None if everything or as_json or svg is not None else SHOWN + looked_at(policy)
+    rows = read_ledger(directory, newest=newest)
     rows = with_decisions(rows, policy, now, closed_after=closed)
-    decision = decide(rows[-LOOKED_AT:], policy, now, closed_after=closed)
+    decision = decide(rows[-looked_at(policy) :], policy, now, closed_after=closed)
     if svg is not None:
         from resilience.attempts.timeline import render
         from resilience.system.files import write_atomic
