@@ -59,6 +59,7 @@ class RunFacts:
         stopped: how many intents are older than the newest deed of a person.
         within_s: the requested time of `starts`.
         breaker: its breaker if that is open, or None.
+        requeues: whether its jobs requeue themselves.
     """
 
     directory: RunDirectory
@@ -77,6 +78,7 @@ class RunFacts:
     stopped: int = 0
     within_s: float = 0.0
     breaker: OpenBreaker | None = None
+    requeues: bool = False
 
     @property
     def run(self) -> str:
@@ -110,6 +112,11 @@ class RunFacts:
         return not any(word.startswith(("--dependency", "-d")) for word in intent.argv[:end])
 
 
+def _requeues(directory: RunDirectory) -> bool:
+    act = directory.settings().get("act")
+    return isinstance(act, dict) and act.get("enabled") is True and act.get("requeue") is True
+
+
 def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, within_s: float) -> Iterator[RunFacts]:
     """Yield the facts from each run's files, with `error` for a run that cannot be read."""
     is_known = cache(is_account)
@@ -137,6 +144,7 @@ def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, withi
                 stopped=journal.stopped,
                 within_s=within_s,
                 breaker=None if over else read_breaker(directory),
+                requeues=not over and _requeues(directory),
             )
         except StateDirectoryError as error:
             yield RunFacts(directory, error=error.message)
