@@ -104,6 +104,16 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Seconds that attempts trained, that the run waited before each of them, as far as that is known, and from the
+    first submit to the end of the last."""
+
+    trained_s: float = 0.0
+    waited_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeptEnd:
     """The end of an attempt as `attempts/0003.why` keeps it.
 
@@ -163,6 +173,17 @@ def causes_of(rows: Iterable[LedgerRow]) -> tuple[Cause, ...]:
         for name, ends in by_class.items()
     ]
     return tuple(sorted(found, key=lambda one: -one.attempts))
+
+
+def totals_of(rows: Sequence[LedgerRow], now: float) -> Totals:
+    """Return the sums of attempts, oldest first. Until `now`, if the last one runs. Pure."""
+    if not rows:
+        return Totals()
+    trained = [now - row.start_time if row.seconds is None and row.failure is None else row.seconds for row in rows]
+    begin = rows[0].start_time - (rows[0].queue_s or 0.0)
+    end = rows[-1].start_time + (trained[-1] or 0.0)
+    waited = sum(row.queue_s or 0.0 for row in rows)
+    return Totals(trained_s=sum(filter(None, trained)), waited_s=waited, total_s=max(0.0, end - begin))
 
 
 def fold_steps(events: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None, int | None]:
@@ -277,7 +298,7 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
     texts = []
     for log in logs:
         try:
-            texts.append(read_end(log))
+            texts.append(part_of(read_end(log), attempt.number))
         except ResilError as error:
             if notes is not None:
                 notes.append(error.message)
@@ -293,6 +314,17 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
         elastic=first_error(directory, attempt),
         log="\n".join(texts),
     )
+
+
+def part_of(log: str, number: int) -> str:
+    """Return what an attempt wrote into a log, which a requeued job shares with its earlier and later ones. Pure.
+
+    The lines of the batch shell tell. Of those after its end, all but SLURM's about the requeue: it says nothing of why
+    the attempt ended, which was over.
+    """
+    part = log.rpartition(f"resil: START attempt {number} of ")[2].partition("resil: START attempt ")[0]
+    part, end, after = part.partition(f"resil: END attempt {number} of ")
+    return part + end + "\n".join(line for line in after.split("\n") if "DUE TO JOB REQUEUE" not in line)
 
 
 def read_end(path: Path | str, limit_bytes: int = TAIL_BYTES) -> str:
