@@ -267,7 +267,9 @@ def test_over_drawn_histories_it_never_stops_progress_and_never_burns_more_than_
             failure = drawn.choice(neutral if drawn.random() < 0.3 else others)
             if progressed := drawn.random() < chance:
                 durable = (durable or 0) + 1
-            rows.append(row(number, failure, durable=durable, host=drawn.choice(("n1", "n2", ""))))
+            node = drawn.choice(("n1", "n2", "n[1-2]", ""))
+            made = row(number, failure, durable=durable, host=drawn.choice(("n1", "n2", "")))
+            rows.append(replace(made, nodes=node))
             burnt = 0 if progressed else burnt + (failure not in neutral)
             assert burnt <= POLICY.failures + POLICY.half_open
 

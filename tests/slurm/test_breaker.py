@@ -39,6 +39,19 @@ printf '{"event":"save","time":1,"attempt":%d,"step":%d}\\n' $RESIL_ATTEMPT $RES
 [ $RESIL_ATTEMPT -le 5 ] || sleep 600
 exit 1
 """
+FAULTY = """\
+import os, sys, time
+from resilience.guard import TrainingGuard
+with TrainingGuard.from_env() as guard:
+    guard.resumed(100 * (int(os.environ["RESIL_ATTEMPT"]) - 1))
+    while not (decision := guard.step()).stop:
+        if guard.count % 100 == 5:
+            print("NVRM: Xid (PCI:0000:3b:00): 64, pid=4711, name=python3, row remapping failed", flush=True)
+        time.sleep(0.02)
+    with guard.saving():
+        pass
+sys.exit(guard.exit_code)
+"""
 ALL_HELD = {"PENDING JobHeldUser"}
 
 
@@ -176,6 +189,23 @@ def test_where_everything_fails_on_one_node_while_others_are_fine_the_run_goes_o
     assert loop.end(5)["durable"] == 5 and not (loop.directory / "attempts" / "breaker").exists()
     assert "n1 seems to be bad, and is excluded from job" in loop.ask("attempts")
     assert "job" in loop.ask("breaker", "close") and excluded() == {"n4"}
+
+
+@soak
+def test_a_run_whose_gpu_fails_is_asked_to_save_and_stop_and_goes_on_elsewhere(cluster: Cluster) -> None:
+    loop = Loop(cluster, "faulty")
+    loop.write("faulty.py", FAULTY)
+    loop.begin("exec python faulty.py", array="6")
+    for number in (1, 2):
+        loop.until(lambda number=number: loop.log.count("Xid") == number, "the fault")  # type: ignore[misc]
+        assert "to save and stop: its log says: NVRM: Xid" in loop.resil("watch", "job").stderr
+        loop.until(lambda number=number: loop.end(number), "the save and the stop")  # type: ignore[misc]
+        assert (loop.end(number)["end"], loop.end(number)["exit_code"]) == ("stopped", 75)
+        assert loop.end(number)["durable"] > 100 * (number - 1) + 5
+    assert "excluded n1 from job" in loop.resil("watch", "job").stderr
+    attempts = json.loads(loop.ask("attempts", "--json"))["attempts"]
+    assert [one["failure"]["failure"] for one in attempts[:2]] == ["gpu_fault"] * 2
+    assert [one["decided"] for one in attempts[:2]] == ["go on", "go on without n1"]
 
 
 @soak
