@@ -113,6 +113,7 @@ class Evidence:
         stopped_why: reason of a deliberate stop, by the guards.
         ruined_why, ruined_step: reason and step of a stop by the guards because the state of the training was ruined.
         elastic: exception of the first failing rank, from torchelastic's error file.
+        is_restarted: whether SLURM has started the job again.
         log: end of the log.
     """
 
@@ -125,6 +126,7 @@ class Evidence:
     ruined_why: str = ""
     ruined_step: int | None = None
     elastic: RankError | None = None
+    is_restarted: bool = False
     log: str = ""
 
 
@@ -499,6 +501,9 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
     elif code is not None and 128 < code <= 192:
         number = code - 128
         found = _plain(_SIGNALS.get(number, killed), Confidence.GUESS, f"a process was ended by signal {number}")
+    elif evidence.end is AttemptEnd.LOST and evidence.is_restarted:
+        reason = "SLURM started the job again although this start recorded no end, as after a lost node"
+        found = _plain(FailureClass.NODE_FAILURE, Confidence.LIKELY, reason)
     elif evidence.end is AttemptEnd.LOST:
         found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, "no end was recorded, and the log shows no cause")
     elif code is not None:

@@ -9,6 +9,7 @@ scheduler: reconcile.py adds what that says to the kept ends.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +37,8 @@ TAIL_BYTES = 2**20
 """The end of a log that is read: a failure and its echoes from a thousand ranks fit."""
 VERSION = 1
 """Of the kept classification; another version is classified anew."""
+_MARK = re.compile(r"^resil: (START|END) attempt (\d{1,9}) of ", re.MULTILINE)
+"""Lines of the batch shell: all starts of a requeued job write into one log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +301,7 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
     texts = []
     for log in logs:
         try:
-            texts.append(part_of(read_end(log), attempt.number))
+            texts.append(own_part(read_end(log), attempt.number))
         except ResilError as error:
             if notes is not None:
                 notes.append(error.message)
@@ -312,19 +315,32 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
         exit_code=attempt.exit_code,
         stopped_why=attempt.why if attempt.end is AttemptEnd.STOPPED else "",
         elastic=first_error(directory, attempt),
+        is_restarted=attempt.end is AttemptEnd.LOST and _is_restarted(directory, attempt),
         log="\n".join(texts),
     )
 
 
-def part_of(log: str, number: int) -> str:
-    """Return what an attempt wrote into a log, which a requeued job shares with its earlier and later ones. Pure.
+def own_part(log: str, number: int) -> str:
+    """Return what an attempt wrote into a log that earlier and later starts of its job write into as well. Pure.
 
-    The lines of the batch shell tell. Of those after its end, all but SLURM's about the requeue: it says nothing of why
-    the attempt ended, which was over.
+    Of the lines after its end all but SLURM's about the requeue: the attempt was over before that.
     """
-    part = log.rpartition(f"resil: START attempt {number} of ")[2].partition("resil: START attempt ")[0]
-    part, end, after = part.partition(f"resil: END attempt {number} of ")
-    return part + end + "\n".join(line for line in after.split("\n") if "DUE TO JOB REQUEUE" not in line)
+    begin, end = 0, len(log)
+    for mark in _MARK.finditer(log):
+        other = int(mark[2])
+        if other > number:
+            end = mark.start()
+            break
+        if (mark[1] == "START") is (other == number):
+            begin = mark.end()
+    before, told, after = log[begin:end].partition(f"resil: END attempt {number} of ")
+    return before + told + "\n".join(line for line in after.split("\n") if "DUE TO JOB REQUEUE" not in line)
+
+
+def _is_restarted(directory: RunDirectory, attempt: Attempt) -> bool:
+    """Return whether SLURM has started the job of an attempt again."""
+    later = (one for one in read_attempts(directory) if one.number > attempt.number)
+    return any(one.job_id == attempt.job_id and one.restart > attempt.restart for one in later)
 
 
 def read_end(path: Path | str, limit_bytes: int = TAIL_BYTES) -> str:

@@ -76,6 +76,8 @@ def close(run: RunArgument = "", config: ConfigOption = None, scheduler: Schedul
     done = close_by_hand(project, directory)
     print(f"the breaker of {directory.run} is closed")
     _show(done, "released")
+    if not done.jobs:
+        print(f"  no job of it was held; if none is queued any more: resil submit {directory.run}")
 
 
 @app.command("open", epilog="Examples: resil breaker open; resil breaker open gpt --why 'wait for the new data'")
