@@ -170,14 +170,10 @@ def _offer_to_fall_back(directory: RunDirectory, rows: Sequence[LedgerRow], sett
     last, step = rows[-1], max((one.durable_step or 0 for one in rows), default=0)
     if last.failure is None or step == 0 or treatment_of(last, settings) is not Treatment.FALL_BACK:
         return ""
-    try:
-        why = cut(f"{last.failure.failure.text}: {last.failure.reason}", 300)
+    why = f"{last.failure.failure.text}: {last.failure.reason}"
+    with suppress(OSError, ValueError):  # a full disk, or written by another version of resil
         if last.failure.step is None and add_unreadable(str(directory.path), last.attempt, step, why):
             return f"the next attempt of {directory.run} is offered to fall back from the checkpoint of step {step}"
-    except ValueError:  # written by another version of resil
-        pass
-    except OSError as error:
-        raise explain_os_error(error, "write", directory.path / layout.LEARNED) from error
     return ""
 
 

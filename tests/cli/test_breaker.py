@@ -66,7 +66,7 @@ def test_watch_job_reports_one_fault_for_a_crash_loop_and_its_effects(shell: She
 
 
 def test_a_host_that_the_queued_jobs_avoid_is_shown_and_allowed_again_when_it_is_closed(shell: Shell) -> None:
-    record = '{"hosts":[{"host":"n7","why":"2 attempts ended by gpu fault there","since":1.0,"jobs":["101"]}]}'
+    record = '{"hosts":[{"host":"n7","why":"2 attempts ended by gpu fault there","jobs":["101"]}]}'
     opened(shell)
     path = shell.run_dir / "attempts" / "0001"
     path.write_text('job_id = 1\nlabel = "1"\nrestart = 0\nhost = "n7"\npid = 7\nstart = 1\n')
