@@ -76,6 +76,11 @@ def test_a_host_that_the_queued_jobs_avoid_is_shown_and_allowed_again_when_it_is
     assert sentence in shell.resil("attempts").out
     reports = shell.resil("watch", "job", "gpt", "--json").json["reports"]
     assert sentence in [line for report in reports for one in report["findings"] for line in one["evidence"]]
+    breaker = shell.run_dir / "attempts" / "breaker"
+    breaker.unlink()
+    told = shell.resil("watch", "job", "gpt", "--explain")
+    assert told.code == 0 and sentence in told.out, "also while all is well"
+    breaker.write_text(OPEN)
     assert "job 101 may use n7 again" in shell.resil("breaker", "close").out
     assert shell.fake.records[0].excluded == "n8"
 
