@@ -126,9 +126,12 @@ def act(project: Project, directory: RunDirectory) -> str:
 
 
 def _may_open(directory: RunDirectory) -> bool:
-    """Return whether the newest attempt has failed. While one trains, nothing is urgent, and it may make progress."""
-    quiet = {None, AttemptEnd.FINISHED, AttemptEnd.STOPPED}
-    return any(attempt.end not in quiet for attempt in read_attempts(directory, newest=1))
+    """Return whether the newest attempt has failed. While one trains, nothing is urgent, and it may make progress; but
+    of attempts that are lost one after another, the next one trains before anything is known of the last."""
+    ends = [attempt.end for attempt in read_attempts(directory, newest=2)]
+    if ends[-1:] == [None]:
+        return ends[0] is AttemptEnd.LOST
+    return bool(ends) and ends[-1] not in (AttemptEnd.FINISHED, AttemptEnd.STOPPED)
 
 
 def _named(done: Done, verb: str) -> str:

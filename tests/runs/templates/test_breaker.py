@@ -159,6 +159,18 @@ def test_a_new_durable_step_starts_the_count_again_and_an_old_one_does_not(loop:
     assert loop.is_open, "saved again, and not further: three without progress"
 
 
+@pytest.mark.parametrize(("known", "burnt"), [("", 0), ("durable = 50", 3)])
+def test_five_minutes_without_a_guard_are_progress_unless_a_guard_has_saved_before(
+    loop: Loop, known: str, burnt: int
+) -> None:
+    loop.failed(2)
+    end = loop.batch.run_dir / "attempts" / "0002.end"
+    end.write_text(f"{end.read_text()}{known}\n")
+    counted = "resil_launched_at=$((SECONDS - 400)) RESIL_ATTEMPT=3; resil_count exited 1; echo $resil_burnt"
+    assert loop.in_shell(f"resil_launched=true\n{counted}") == [str(burnt)]
+    assert loop.in_shell(f"resil_launched=false\n{counted}") == ["3"], "setup is no training"
+
+
 def test_ends_from_outside_count_on_their_own(loop: Loop) -> None:
     loop.act = ActSettings(enabled=True, neutral=2)
     for job in range(200, 202):
@@ -180,6 +192,14 @@ def test_lost_nodes_and_stops_on_purpose_are_no_failures(loop: Loop) -> None:
     loop.one("exit 75")
     assert not loop.is_open
     assert (loop.batch.end(7)["burnt"], loop.batch.end(7)["outside"]) == (0, 6)
+
+
+def test_closed_by_a_person_lost_attempts_count_no_more_either(loop: Loop) -> None:
+    for number in range(1, 7):
+        loop.batch.attempt(number, job=10 + number)
+    loop.file(".closed").write_text("attempt = 5\n")
+    loop.one("exit 75")
+    assert loop.batch.end(7)["outside"] == 1
 
 
 def test_it_survives_a_requeue_and_other_job_ids(loop: Loop) -> None:
