@@ -253,6 +253,14 @@ def test_half_open_lets_one_through_whose_failure_closes_the_way_again(loop: Loo
     assert loop.one("touch launched").wait() == 75
 
 
+def test_half_open_is_over_once_the_one_that_tried_has_failed_although_its_shell_could_not_say(loop: Loop) -> None:
+    loop.opens()
+    loop.file().write_text(loop.file().read_text().replace("retry_at = 0", "retry_at = 5"))
+    path = loop.batch.attempt(4, job=104)
+    path.with_name("0004.end").write_text('end = "exited"\nburnt = 4\noutside = 0\n')
+    assert loop.one("touch launched").wait() == 75 and not loop.batch.launched
+
+
 def test_progress_of_the_one_that_may_try_releases_the_others(loop: Loop) -> None:
     loop.opens()
     loop.file().write_text(loop.file().read_text().replace("retry_at = 0", "retry_at = 5"))

@@ -177,8 +177,8 @@ def test_over_drawn_histories_shell_and_watchdog_come_to_one_view(tmp_path: Path
       none, or `decide` calls it half open. (Of a closed one `decide` may say "open": nothing is opened while the newest
       attempt is one that was stopped on purpose. If the next one fails, it is.)
     - whatever one of them lets train in between, since the last progress no more than `failures + half_open` attempts
-      exit for a cause of their own, and no more than `failures + half_open + neutral` end in all. (The shell alone cannot
-      tell an exit code of a preemption from a failure, nor what a lost attempt failed for.)
+      exit for a cause of their own, and no more than `failures + half_open + neutral` end in all. (The shell alone
+      cannot tell an exit code of a preemption from a failure, nor what a lost attempt failed for.)
     """
     dice = random.Random(20261124)
     for index in range(HISTORIES):
