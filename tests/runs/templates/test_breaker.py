@@ -269,6 +269,22 @@ def test_progress_of_the_one_that_may_try_releases_the_others(loop: Loop) -> Non
     assert loop.asked[-1] == "release 900" and "this attempt made progress" in script.text
 
 
+def test_a_task_that_a_watchdog_has_held_is_released_and_nothing_else_of_that_file(loop: Loop) -> None:
+    loop.opens()
+    loop.file().write_text(loop.file().read_text().replace("retry_at = 0", "retry_at = 5"))
+    loop.file(".held").write_text("900\n50_4\n--help\n$(id)\n")
+    loop.one(loop.saves(4))
+    assert loop.asked[-1] == "release 50_4 900"
+
+
+def test_what_was_open_and_acting_stays_so_when_a_job_without_leave_fails(loop: Loop) -> None:
+    loop.opens()
+    loop.file().write_text(loop.file().read_text().replace("retry_at = 0", "retry_at = 5"))
+    loop.act = ActSettings()
+    loop.one("exit 3")
+    assert "burnt = 4" in loop.file().read_text() and "acting = true" in loop.file().read_text()
+
+
 def test_ten_jobs_that_see_an_open_breaker_at_once_open_it_once(loop: Loop) -> None:
     loop.failed(3)
     environment = loop.batch.program("scontrol", CAN_HOLD)
