@@ -76,6 +76,8 @@ def close(run: RunArgument = "", config: ConfigOption = None, scheduler: Schedul
     done = close_by_hand(project, directory)
     print(f"the breaker of {directory.run} is closed")
     _show(done, "released")
+    if not done.jobs:
+        print(f"  no job of it was held; if none is queued any more: resil submit {directory.run}")
 
 
 @app.command("open", epilog="Examples: resil breaker open; resil breaker open gpt --why 'wait for the new data'")
@@ -98,6 +100,8 @@ def open_it(
 def _show(done: Done, verb: str) -> None:
     if done.jobs:
         print(f"  {verb}: {', '.join(map(str, done.jobs))}")
+    if done.changed:
+        print(f"  {clean(done.changed)}")
     if done.error:
         print(f"  not all jobs were {verb}: {clean(done.error)}")
         raise typer.Exit(EX_TEMPFAIL)
