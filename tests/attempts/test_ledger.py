@@ -254,7 +254,8 @@ def test_a_line_of_progress_tells_steps_that_no_event_has(run: RunDirectory) -> 
 def test_the_signal_is_told_apart_from_the_exit_code(run: RunDirectory) -> None:
     attempt(run, 1, end="exited", code=139)
     attempt(run, 2, end="exited", code=255)
-    assert [(row.exit_code, row.signal) for row in read_ledger(run)] == [(139, 11), (255, None)]
+    attempt(run, 3, end="exited", code=128)
+    assert [(row.exit_code, row.signal) for row in read_ledger(run)] == [(139, 11), (255, None), (128, None)]
 
 
 def test_the_error_file_of_the_first_failing_rank_comes_before_the_log(run: RunDirectory) -> None:
