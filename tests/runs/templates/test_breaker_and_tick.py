@@ -30,7 +30,7 @@ from tests.runs.templates.test_breaker import CAN_HOLD, Loop
 from tests.runs.templates.ticker import SCONTROL, SQUEUE
 
 SOAK = "RESIL_SOAK" in os.environ
-HISTORIES = 1_000 if SOAK else 4
+HISTORIES = 300 if SOAK else 4
 DRIVER = """
 resil_kill_training() { :; }
 while read -r verb RESIL_ATTEMPT end code; do
@@ -295,7 +295,7 @@ def test_shells_and_watchdogs_that_decide_at_once_open_it_once_and_release_no_jo
     """Eight processes (four by default), in many rounds: the third failure of the run ends while watchdogs look at the
     run; then waiting jobs start while they do; then the one more makes progress while they do."""
     crowd = Crowd(tmp_path, 4 if SOAK else 2)
-    for turn in range(400 if SOAK else 3):
+    for turn in range(300 if SOAK else 3):
         crowd.begins_anew()
         _, said = crowd.all_at_once("end 3 exited 1")
         assert (crowd.openers(said), crowd.held) == (1, ["50", "51", "60"]), (turn, said)
