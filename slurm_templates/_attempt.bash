@@ -557,7 +557,7 @@ resil_reset_breaker() { # progress: the held jobs may run
   local ids file=$RESIL_RUN_DIR/attempts/breaker
   [ -e "$file" ] || [ -e "$file.held" ] || return 0
   rm -f -- "$file"
-  ids=$(grep -hsE '^[0-9]{1,12}$' -- "$file.held" | sort -u)
+  ids=$(grep -hsE '^[0-9]{1,12}(_[0-9]{1,9})?$' -- "$file.held" | LC_ALL=C sort -u)
   resil_record breaker_closed progress "the breaker is closed: this attempt made progress; released: ${ids:-no job}"
   # shellcheck disable=SC2086 # words
   [ -z "$ids" ] || (unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scontrol release $ids >/dev/null 2>&1) || :

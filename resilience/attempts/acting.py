@@ -203,11 +203,12 @@ def save_and_stop(project: Project, directory: RunDirectory) -> str:
 
 def _failed(directory: RunDirectory) -> tuple[bool, bool]:
     """Return whether one of the two newest attempts has failed, and whether the newest has: while one trains, nothing
-    is held, and it may make progress."""
+    is held, and it may make progress. But of attempts that are lost one after another, the next one trains before
+    anything is known of the last."""
     quiet = {None, AttemptEnd.FINISHED, AttemptEnd.STOPPED}
     newest = read_attempts(directory, newest=2)
     failed = [attempt.end not in quiet or ASKED_FOR in attempt.why for attempt in newest]
-    return any(failed), any(failed[-1:])
+    return any(failed), any(failed[-1:]) or [one.end for one in newest] == [AttemptEnd.LOST, None]
 
 
 def _named(done: Done, verb: str) -> str:

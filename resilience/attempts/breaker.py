@@ -297,7 +297,7 @@ def _open(found: Breaker, failed_at: float | None, policy: ActSettings, now: flo
     tried = found.burnt - policy.failures
     if failed_at is None or tried >= policy.half_open:
         return replace(found, state=State.OPEN)
-    retry_at = failed_at + min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** max(0, tried))
+    retry_at = failed_at + min(LONGEST_BACKOFF_S, BACKOFF_S * 2**tried)
     state = State.HALF_OPEN if now >= retry_at else State.OPEN
     hint = f"; it may heal on other nodes than {found.culprit}" if found.culprit else ""
     return replace(found, state=state, reason=found.reason + hint, retry_at=retry_at)

@@ -63,6 +63,21 @@ def test_a_row_tells_steps_nodes_time_and_cause(run: RunDirectory) -> None:
     assert second.failure is None and second.end is None, "it runs"
 
 
+def test_attempts_of_a_requeued_job_share_its_journal_and_nothing_else(run: RunDirectory) -> None:
+    attempt(run, 1, end="lost", events=[{"event": "save", "step": 40}])
+    attempt(run, 2, end="exited")
+    second = run.path / "attempts" / "0002"
+    second.write_text(second.read_text().replace("job_id = 42", "job_id = 41"))
+    journal = run.path / "journal" / "41.batch.jsonl"
+    lines = [
+        {"event": "launch", "time": 1009, "attempt": 1},
+        {"event": "attempt_start", "attempt": 2, "nodes": "n9"},
+    ]
+    journal.write_text(journal.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
+    found = [(row.nodes, row.launch_time, row.last_step, row.durable_step) for row in read_ledger(run)]
+    assert found == [("n[1-2]", 1009, 40, 40), ("n9", None, None, None)], "of the second one nothing was launched"
+
+
 def test_an_attempt_without_an_end_is_lost_once_another_has_begun(run: RunDirectory) -> None:
     attempt(run, 1)
     assert [row.end for row in read_ledger(run)] == [None]
@@ -239,7 +254,8 @@ def test_a_line_of_progress_tells_steps_that_no_event_has(run: RunDirectory) -> 
 def test_the_signal_is_told_apart_from_the_exit_code(run: RunDirectory) -> None:
     attempt(run, 1, end="exited", code=139)
     attempt(run, 2, end="exited", code=255)
-    assert [(row.exit_code, row.signal) for row in read_ledger(run)] == [(139, 11), (255, None)]
+    attempt(run, 3, end="exited", code=128)
+    assert [(row.exit_code, row.signal) for row in read_ledger(run)] == [(139, 11), (255, None), (128, None)]
 
 
 def test_the_error_file_of_the_first_failing_rank_comes_before_the_log(run: RunDirectory) -> None:
