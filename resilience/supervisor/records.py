@@ -330,11 +330,11 @@ class Records:
         if self.record is None:
             has_failed = end is AttemptEnd.EXITED and code != 0
             if has_failed and self.attempt and not self._role.is_attended and not first_failure(place, self.attempt):
-                note_failure(place, self.attempt, why or f"exit code {code}")
+                note_failure(place, self.attempt, code, why)
                 _append_output(place, f"{self._role.label}.rank{place.rank}", 0, self._last)
             return
         if end is AttemptEnd.TERMINATED and not asked and (first := first_failure(place, self.attempt)):
-            end, why = AttemptEnd.EXITED, first  # the launcher has ended this rank because of that one
+            end, (code, why) = AttemptEnd.EXITED, first  # the launcher has ended this rank because of that one
         self.record.finish(end, code, why, launched=launched)
         has_failed = end in (AttemptEnd.EXITED, AttemptEnd.TERMINATED) and code != 0
         if has_failed or os.path.exists(os.path.join(place.run_dir, layout.ATTEMPTS, layout.BREAKER)):

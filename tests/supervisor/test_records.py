@@ -119,7 +119,10 @@ def test_the_rank_that_failed_first_is_the_cause_and_not_the_end_of_the_others(s
         first.terminate()
         assert first.wait(20) == 143
     (attempt,) = stage.attempts()
-    assert str(attempt.end) == "exited" and attempt.why == f"rank 1 on {os.uname().nodename} failed: exit code 2"
+    assert (str(attempt.end), attempt.exit_code) == (
+        "exited",
+        2,
+    ) and attempt.why == f"rank 1 on {os.uname().nodename} failed: exit code 2"
     assert stage.file("attempts/0001.end")["burnt"] == 1
     (row,) = read_ledger(stage.run)
     assert row.failure is not None and "KeyError: boom" in [quote.text for quote in row.failure.quotes]
