@@ -60,7 +60,7 @@ def _beside(resil: list[str], env: dict[str, str], seconds: float) -> tuple[floa
     words = [*resil, sys.executable, "-c", COMMAND, str(seconds), str(LINES_PER_S)]
     with subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL) as process:
         time.sleep(1.5)
-        _, records = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        records, _ = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
         began, first = time.monotonic(), _cpu_s(process.pid) + _cpu_s(records)
         time.sleep(seconds - 3.0)
         used_s, took_s = _cpu_s(process.pid) + _cpu_s(records) - first, time.monotonic() - began

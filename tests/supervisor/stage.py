@@ -160,6 +160,6 @@ def child_of(process: subprocess.Popen[bytes]) -> int:
 
     def look() -> int:
         found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        return int(found[0]) if found else 0
+        return int(found[-1]) if len(found) > 1 else 0  # the first one keeps the records
 
     return until(look)
