@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from resilience.attempts.breaker import State, decide
+from resilience.attempts.breaker import State, decide, with_decisions
 from resilience.attempts.error_files import parse_error
 from resilience.attempts.failure import Confidence, FailureClass, RankError
 from resilience.attempts.ledger import LedgerRow, Totals, fold_steps, read_ledger, totals_of
@@ -284,8 +284,12 @@ def test_the_timeline_shows_each_attempt_and_what_ended_it(run: RunDirectory) ->
     attempt(run, 1, end="exited", log="OSError: [Errno 28] No space left on device: '<&>'\n")
     attempt(run, 2, end="finished", code=0)
     attempt(run, 3)
-    drawn = ElementTree.fromstring(render("gpt", read_ledger(run), now=3050.0))
+    rows = with_decisions(read_ledger(run), ActSettings(), 3050.0)
+    drawn = ElementTree.fromstring(render("gpt", rows, now=3050.0))
     texts = [one.text or "" for one in drawn.iter() if one.tag.endswith("}text")]
     assert texts[0] == "gpt: 3 attempts in 34 min 10 s, 2 min of them running, 31 min 20 s between jobs"
-    assert any("disk full" in text for text in texts) and any("running" in text for text in texts)
+    assert "disk full → would hold" in texts and texts[-1] == "running"
+    assert [text for text in texts if text.endswith(" min") or text == "0"] == ["0", "10 min", "20 min", "30 min"]
+    bars = [one.get("class") for one in drawn.iter() if one.tag.endswith("}rect") and one.get("height") == "16"]
+    assert bars == ["failed", "good", "running"]
     assert ElementTree.fromstring(render("gpt", (), now=1.0)) is not None
