@@ -488,7 +488,7 @@ resil_open_breaker() { # why: once for all who see the same failures
     -1 "$RESIL_ATTEMPT" "$resil_burnt" "$acting" "$resil_label" "$REPLY"
   if (umask "$resil_umask" && printf '%s\n' "$text" >"$temporary" && ln -- "$temporary" "$file") 2>/dev/null; then
     resil_record breaker_opened "$1" "the breaker of run $RESIL_RUN opens: $1" burnt "$resil_burnt" acting "$acting"
-  elif resil_is_open && ((resil_open_attempt < RESIL_ATTEMPT)); then # the one more has failed as well
+  elif resil_is_open && ! resil_is_by_hand && ((resil_open_attempt < RESIL_ATTEMPT)); then # the one more has failed as well
     [ "$resil_open_acting" = true ] && text=${text/acting = false/acting = true}
     resil_write "$file" "opened = $resil_open_opened"$'\n'"${text#*$'\n'}"
   fi
@@ -497,17 +497,19 @@ resil_open_breaker() { # why: once for all who see the same failures
 
 resil_is_open() { # what attempts/breaker says
   local key value file=$RESIL_RUN_DIR/attempts/breaker
-  resil_open_acting='' resil_open_opened=0 resil_open_attempt=0 resil_open_retry_at=0 resil_open_why=
+  resil_open_acting='' resil_open_by='' resil_open_opened=0 resil_open_attempt=0 resil_open_retry_at=0 resil_open_why=
   [ -f "$file" ] && [ ! -L "$file" ] || return
   while IFS=' =' read -r key value || [ -n "$key" ]; do
     case $key in
       acting) resil_open_acting=$value ;;
       opened | attempt | retry_at) [[ $value =~ ^[0-9]{1,12}$ ]] && printf -v "resil_open_$key" '%s' "$value" ;;
-      why) value=${value#\"} resil_open_why=${value%\"} ;;
+      by | why) value=${value#\"} && printf -v "resil_open_$key" '%s' "${value%\"}" ;;
     esac
   done 2>/dev/null <"$file"
   resil_clean "$resil_open_why" && resil_open_why=$REPLY
 }
+
+resil_is_by_hand() { [[ $resil_open_by == 'user '* || $resil_open_by == 'alert '* ]]; } # a person closes it
 
 resil_hold_siblings() { # a user's own holds are left alone, also when these are released
   local said held code
@@ -552,6 +554,7 @@ resil_trip() { # the counts have changed: open the breaker if they say so, and h
 resil_reset_breaker() { # progress: the held jobs may run
   local ids file=$RESIL_RUN_DIR/attempts/breaker
   [ -e "$file" ] || [ -e "$file.held" ] || return 0
+  if resil_is_open && resil_is_by_hand; then return 0; fi
   rm -f -- "$file"
   ids=$(grep -hsE '^[0-9]{1,12}$' -- "$file.held" | sort -u)
   resil_record breaker_closed progress "the breaker is closed: this attempt made progress; released: ${ids:-no job}"

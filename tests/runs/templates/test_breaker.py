@@ -226,6 +226,15 @@ def test_progress_of_the_one_that_may_try_releases_the_others(loop: Loop) -> Non
     assert loop.asked[-1] == "release 900" and "this attempt made progress" in script.text
 
 
+@pytest.mark.parametrize("by", ["user ada", "alert 3f9a1c04"])
+def test_only_a_person_closes_what_a_person_or_an_alert_has_opened(loop: Loop, by: str) -> None:
+    text = f'opened = 5\nattempt = 0\nburnt = 0\nacting = true\nby = "{by}"\nretry_at = 0\nwhy = "new data"\n'
+    for command in (loop.saves(4), "exit 1"):  # it trained already when the breaker was opened
+        loop.one(f"printf '{text.encode('unicode_escape').decode()}' >{loop.file()}; {command}")
+        assert loop.file().read_text() == text and "release 900" not in loop.asked
+        loop.file().unlink()
+
+
 def test_ten_jobs_that_see_an_open_breaker_at_once_open_it_once(loop: Loop) -> None:
     loop.failed(3)
     environment = loop.batch.program("scontrol", CAN_HOLD)
