@@ -237,7 +237,10 @@ resil_find_siblings() { # resil_siblings: ids, one for all queued tasks of an ar
       { read -r array <"$id/state"; } 2>/dev/null || [ -n "$array" ] || continue
       if [ "$array" != PENDING ] || ! resil_is_ours "$comment"; then continue; fi
       array=''
-      if [ "${1:-}" != all ]; then { read -r array <"$id/array"; } 2>/dev/null; fi
+      if [ "${1:-}" != all ]; then
+        grep -qsF '"held":true' -- "$id/task.json" && continue
+        { read -r array <"$id/array"; } 2>/dev/null
+      fi
       id=${array:-$id}
       [[ " ${resil_siblings[*]-} " == *" ${id##*/} "* ]] || resil_siblings+=("${id##*/}")
     done
@@ -458,11 +461,12 @@ resil_advanced() { # job attempt: whether a save of it was durable, and newer th
   [ "$resil_best" != "$before" ]
 }
 
-# Without a guard no step is known: then an attempt that trained for five minutes counts as progress.
+# Where no guard was ever seen no step is known: then an attempt that trained for five minutes counts as progress. Of a
+# run with a guard, an attempt in which the guard did not begin (ranks that wait for each other) has not trained.
 resil_count() { # end code: add this attempt to the counts. Fails unless it made progress
   resil_tally "$RESIL_ATTEMPT"
   if resil_advanced "$RESIL_JOB_ID" "$RESIL_ATTEMPT" || [ "$1:$2" = exited:0 ] || [ "$1" = finished ] ||
-    { [ ! -e "$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl" ] && [ "$resil_launched" = true ] &&
+    { [ -z "$resil_best" ] && [ ! -e "$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl" ] && [ "$resil_launched" = true ] &&
       ((SECONDS - resil_launched_at >= 300)); }; then
     resil_burnt=0 resil_outside=0
     return 0

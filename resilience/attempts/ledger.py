@@ -9,6 +9,7 @@ scheduler: reconcile.py adds what that says to the kept ends.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +37,8 @@ TAIL_BYTES = 2**20
 """The end of a log that is read: a failure and its echoes from a thousand ranks fit."""
 VERSION = 1
 """Of the kept classification; another version is classified anew."""
+_MARK = re.compile(r"^resil: (START|END) attempt (\d{1,9}) of ", re.MULTILINE)
+"""Lines of the batch shell: all starts of a requeued job write into one log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,7 @@ class LedgerRow:
         host: node of the batch shell.
         nodes: hostlist expression of the job's nodes; empty: unknown.
         start_time, end_time: seconds since the epoch; `end_time` is None while it runs, or if no end was recorded.
+        launch_time: when the training was launched, after waiting and setup; None: it was not.
         queue_s: how long nothing of the run trained before it; None: unknown.
         end, why: what the batch shell recorded, and its reason; None and empty: nothing.
         state: final state of the job, by the scheduler; None: unknown.
@@ -67,6 +71,7 @@ class LedgerRow:
     host: str = ""
     nodes: str = ""
     start_time: float
+    launch_time: float | None = None
     end_time: float | None = None
     queue_s: float | None = None
     end: AttemptEnd | None = None
@@ -221,8 +226,9 @@ def _journal(directory: RunDirectory, attempt: Attempt) -> list[Mapping[str, Any
 def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
     first, last, durable = fold_steps(_journal(directory, attempt))
     seen = [*(step for _, step in progress_of(directory, attempt)), *([] if last is None else [last])]
-    starts = last_events(directory, attempt.job_id, words=(b'"attempt_start"',))
-    nodes = next((str(one.get("nodes", "")) for one in starts if one.get("attempt") == attempt.number), "")
+    events = last_events(directory, attempt.job_id, words=(b'"attempt_start"', b'"launch"'))
+    own = {one["event"]: one for one in events if one.get("attempt") == attempt.number and "event" in one}
+    nodes, launch = str(own.get("attempt_start", {}).get("nodes", "")), own.get("launch", {}).get("time")
     kept = None if attempt.end is None else end_of(directory, attempt)
     code = attempt.exit_code if attempt.exit_code is not None or kept is None else kept.exit_code
     failure = kept.failure if kept is not None else None
@@ -234,6 +240,7 @@ def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
         host=attempt.host,
         nodes=nodes or (kept.nodes if kept is not None else ""),
         start_time=attempt.start_time,
+        launch_time=(launch if isinstance(launch, int | float) else None) if own else attempt.start_time,
         end_time=attempt.end_time if attempt.end_time is not None or kept is None else kept.end_time,
         end=attempt.end,
         why=attempt.why,
@@ -294,7 +301,7 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
     texts = []
     for log in logs:
         try:
-            texts.append(part_of(read_end(log), attempt.number))
+            texts.append(own_part(read_end(log), attempt.number))
         except ResilError as error:
             if notes is not None:
                 notes.append(error.message)
@@ -308,25 +315,38 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
         exit_code=attempt.exit_code,
         stopped_why=attempt.why if attempt.end is AttemptEnd.STOPPED else "",
         elastic=first_error(directory, attempt),
+        is_restarted=attempt.end is AttemptEnd.LOST and _is_restarted(directory, attempt),
         log="\n".join(texts),
     )
 
 
-def part_of(log: str, number: int) -> str:
-    """Return what an attempt wrote into a log, which a requeued job shares with its earlier and later ones. Pure.
+def own_part(log: str, number: int) -> str:
+    """Return what an attempt wrote into a log that earlier and later starts of its job write into as well. Pure.
 
-    The lines of the batch shell tell. Of those after its end, all but SLURM's about the requeue: it says nothing of why
-    the attempt ended, which was over.
+    Of the lines after its end all but SLURM's about the requeue: the attempt was over before that.
     """
-    part = log.rpartition(f"resil: START attempt {number} of ")[2].partition("resil: START attempt ")[0]
-    part, end, after = part.partition(f"resil: END attempt {number} of ")
-    return part + end + "\n".join(line for line in after.split("\n") if "DUE TO JOB REQUEUE" not in line)
+    begin, end = 0, len(log)
+    for mark in _MARK.finditer(log):
+        other = int(mark[2])
+        if other > number:
+            end = mark.start()
+            break
+        if (mark[1] == "START") is (other == number):
+            begin = mark.end()
+    before, told, after = log[begin:end].partition(f"resil: END attempt {number} of ")
+    return before + told + "\n".join(line for line in after.split("\n") if "DUE TO JOB REQUEUE" not in line)
 
 
-def read_end(path: Path | str) -> str:
+def _is_restarted(directory: RunDirectory, attempt: Attempt) -> bool:
+    """Return whether SLURM has started the job of an attempt again."""
+    later = (one for one in read_attempts(directory) if one.number > attempt.number)
+    return any(one.job_id == attempt.job_id and one.restart > attempt.restart for one in later)
+
+
+def read_end(path: Path | str, limit_bytes: int = TAIL_BYTES) -> str:
     """Return the end of a log, of whatever bytes. Raise StateDirectoryError if it cannot be read."""
     try:
-        raw, _ = read_tail(path, TAIL_BYTES)
+        raw, _ = read_tail(path, limit_bytes)
     except OSError as error:
         raise explain_os_error(error, "read", Path(path)) from error
     return raw.decode("utf-8", "replace") if b"\0" not in raw else raw.replace(b"\0", b"").decode("latin-1")

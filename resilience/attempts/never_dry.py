@@ -90,7 +90,8 @@ def _option(words: Sequence[str], name: str) -> str:
 
 
 def _is_paused(intents: Sequence[Intent], now: float) -> bool:
-    return bool(intents) and intents[-1].outcome is Outcome.REFUSED and now - intents[-1].time < PAUSE_S
+    last = next((one for one in reversed(intents) if not one.gave_way), None)
+    return last is not None and last.outcome is Outcome.REFUSED and now - last.time < PAUSE_S
 
 
 def _is_killed(directory: RunDirectory) -> bool:

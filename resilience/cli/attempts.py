@@ -82,7 +82,8 @@ def attempts(
     config: ConfigOption = None,
 ) -> None:
     """Show each attempt of a run: job, nodes, wait, duration, steps, how it ended, why, and what was decided."""
-    from resilience.attempts.breaker import LOOKED_AT, decide, with_decisions
+    from resilience.attempts.breaker import decide, looked_at, with_decisions
+    from resilience.attempts.elsewhere import describe_exclusion, read_excluded
     from resilience.attempts.ledger import causes_of, read_ledger, totals_of
     from resilience.quantities import format_duration
     from resilience.runs.breaker_file import last_closed
@@ -90,9 +91,10 @@ def attempts(
     project = open_project(config)
     directory = project.existing(run)
     now, policy, closed = project.system.clock.now(), project.loaded.settings.act, last_closed(directory)
-    rows = read_ledger(directory, newest=None if everything or as_json or svg is not None else SHOWN + LOOKED_AT)
+    newest = None if everything or as_json or svg is not None else SHOWN + looked_at(policy)
+    rows = read_ledger(directory, newest=newest)
     rows = with_decisions(rows, policy, now, closed_after=closed)
-    decision = decide(rows[-LOOKED_AT:], policy, now, closed_after=closed)
+    decision = decide(rows[-looked_at(policy) :], policy, now, closed_after=closed)
     if svg is not None:
         from resilience.attempts.timeline import render
         from resilience.system.files import write_atomic
@@ -117,7 +119,11 @@ def attempts(
     print(f"  {clean(decision.reason)}")
     if causes := ", ".join(map(_counted, causes_of(shown))):
         print(f"  causes: {clean(causes)}")
-    if host := clean(decision.culprit):
+    excluded = read_excluded(directory)
+    for one in excluded:
+        print(f"  {clean(describe_exclusion(one))}")
+    host = clean(decision.culprit)
+    if host and not any(one.jobs for one in excluded if one.host == decision.culprit):
         print(f"  {host} seems to be the cause; to go on elsewhere: resil submit --exclude {host}")
 
 

@@ -35,9 +35,13 @@ def attempt(
     code: int = 1,
     log: str = "",
     events: list[dict[str, Any]] = [],  # noqa: B006
+    restart: int = 0,
 ) -> None:
-    path, job = run.path / "attempts" / f"{number:04d}", 40 + number
-    path.write_text(f'job_id = {job}\nlabel = "{job}"\nrestart = 0\nhost = "n1"\npid = 7\nstart = {1000 * number}\n')
+    path, job = run.path / "attempts" / f"{number:04d}", 40 + number - restart
+    start_file = (
+        f'job_id = {job}\nlabel = "{job}"\nrestart = {restart}\nhost = "n1"\npid = 7\nstart = {1000 * number}\n'
+    )
+    path.write_text(start_file)
     if end:
         path.with_suffix(".end").write_text(f'end = "{end}"\nexit_code = {code}\ntime = {1000 * number + 60}\n')
     start = {"event": "attempt_start", "attempt": number, "nodes": "n[1-2]"}
@@ -64,6 +68,41 @@ def test_an_attempt_without_an_end_is_lost_once_another_has_begun(run: RunDirect
     assert [row.end for row in read_ledger(run)] == [None]
     attempt(run, 2)
     assert [row.end for row in read_ledger(run)] == [AttemptEnd.LOST, None]
+
+
+SHARED_LOG = """\
+resil: START attempt 1 of gpt: job 41 on n1 at 2026-11-23T02:54:34+0000, restart 0
+{first}
+resil: waiting for attempt 0001 to end: an earlier start of this job
+resil: START attempt 2 of gpt: job 41 on n2 at 2026-11-23T02:55:49+0000, restart 1
+OSError: [Errno 98] Address already in use
+resil: END attempt 2 of gpt: job 41 on n2 at 2026-11-23T02:55:51+0000: exited, exit code 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        ("step 7", FailureClass.NODE_FAILURE),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", FailureClass.GPU_FAULT),
+        ("*** JOB 41 ON n1 CANCELLED AT 2026-11-23T02:55:00 DUE TO PREEMPTION ***", FailureClass.PREEMPTED),
+    ],
+)
+def test_the_starts_of_a_requeued_job_share_a_log_but_no_cause(
+    run: RunDirectory, first: str, expected: FailureClass
+) -> None:
+    attempt(run, 1, end="lost")
+    attempt(run, 2, end="exited", restart=1, log=SHARED_LOG.format(first=first))
+    attempt(run, 3)
+    found = [row.failure.failure for row in read_ledger(run) if row.failure is not None]
+    assert found == [expected, FailureClass.PORT_IN_USE]
+
+
+def test_a_lost_attempt_that_slurm_did_not_start_again_is_unknown(run: RunDirectory) -> None:
+    attempt(run, 1, end="lost")
+    attempt(run, 2)
+    (first, _) = read_ledger(run)
+    assert first.failure is not None and first.failure.failure is FailureClass.UNKNOWN
 
 
 def test_a_cause_is_kept_when_its_log_is_deleted(run: RunDirectory) -> None:

@@ -134,6 +134,8 @@ def test_a_tick_that_looked_before_another_had_queued_yields_to_it(run: Run, mon
     with pytest.raises(SchedulerUnavailable, match="was first"):
         run.tick()
     assert run.submits == 1 and run.tick() == ""
+    run.queue.records[1] = replace(run.queue.records[1], state=JobState.RUNNING)
+    assert run.tick().startswith("queued 2 jobs"), "to have yielded is no limit of the site, and no reason to wait"
 
 
 def test_a_tick_that_looked_while_another_one_was_queueing_yields_to_it(
