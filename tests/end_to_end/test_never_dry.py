@@ -55,19 +55,22 @@ def submitted(shell: Shell) -> int:
     return (shell.state_dir / "gpt" / "submissions.jsonl").read_text().count('"event":"submitted"')
 
 
-def is_finished(shell: Shell) -> bool:
-    return (shell.state_dir / "gpt" / "finished").exists()
+def until_finished(shell: Shell) -> None:
+    """Wait for the run to finish, and for its last attempt to record that."""
+    directory = shell.state_dir / "gpt"
+    shell.until((directory / "finished").exists)
+    shell.until(lambda: all(path.with_suffix(".end").exists() for path in directory.glob("attempts/????")))
 
 
 def test_a_starting_job_queues_the_next_one_without_any_watchdog(shell: Shell) -> None:
     first = begin(shell, WAITS_FOR_A_SUCCESSOR, "keep_queued = 1")
-    shell.until(lambda: is_finished(shell))
+    until_finished(shell)
     assert ends(shell) == [(first, 75), (f"{int(first) + 1}_1", 0)]
 
 
 def test_a_job_requeues_itself_until_the_run_is_finished(shell: Shell) -> None:
     job = begin(shell, REQUEUED, "keep_queued = 2\nrequeue = true")
-    shell.until(lambda: is_finished(shell))
+    until_finished(shell)
     assert ends(shell) == [(job, 75), (job, 3), (job, 0)]
     assert submitted(shell) == 1
 
@@ -76,7 +79,7 @@ def test_a_job_requeues_itself_until_the_run_is_finished(shell: Shell) -> None:
 def test_a_job_requeues_itself_at_its_time_limit(shell: Shell) -> None:
     shell.environment["RESIL_LOCAL_KILL_WAIT_S"] = "30"
     job = begin(shell, OVER_TIME, "requeue = true", "--time", "0:10")
-    shell.until(lambda: is_finished(shell))
+    until_finished(shell)
     assert ends(shell) == [(job, 143), (job, 0)]
 
 

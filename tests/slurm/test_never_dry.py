@@ -55,6 +55,8 @@ class Supplied(ClusterRun):
 
     def until_finished(self) -> None:
         self.until((self.directory / "finished").exists, "the run to finish")
+        attempts = self.directory / "attempts"
+        self.until(lambda: all(path.with_suffix(".end").exists() for path in attempts.glob("????")), "the last end")
 
     @property
     def lines_of_journal(self) -> list[str]:
