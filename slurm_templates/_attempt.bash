@@ -492,7 +492,7 @@ resil_open_breaker() { # why: once for all who see the same failures
     -1 "$RESIL_ATTEMPT" "$resil_burnt" "$acting" "$resil_label" "$REPLY"
   if (umask "$resil_umask" && printf '%s\n' "$text" >"$temporary" && ln -- "$temporary" "$file") 2>/dev/null; then
     resil_record breaker_opened "$1" "the breaker of run $RESIL_RUN opens: $1" burnt "$resil_burnt" acting "$acting"
-  elif resil_is_open && ! resil_is_by_hand && ((resil_open_attempt < RESIL_ATTEMPT)); then # the one more has failed as well
+  elif resil_is_open && ! resil_is_by_hand && ((resil_open_attempt < RESIL_ATTEMPT)); then # one more has failed
     [ "$resil_open_acting" = true ] && text=${text/acting = false/acting = true}
     resil_write "$file" "opened = $resil_open_opened"$'\n'"${text#*$'\n'}"
   fi
@@ -600,8 +600,8 @@ resil_check_breaker() { # [counted]: end this job if the breaker is open. Withou
 
 # ---- never dry ------------------------------------------------------------------------------------------------
 
-# With [act] keep_queued, in the background of a job that may train: resil queues what is missing, where its Python can be
-# run here. Again after a while, because a limit of the site or a silent scheduler may have been in the way.
+# With [act] keep_queued, in the background of a job that may train: resil queues what is missing, where its Python is
+# found. Again after a while, because a limit of the site or a silent scheduler may have been in the way.
 resil_keep_jobs_queued() {
   local said code before=
   while kill -0 $$ 2>/dev/null; do
@@ -618,11 +618,11 @@ resil_keep_jobs_queued() {
 }
 
 # With [act] requeue, the job of an attempt that has ended runs again under its id: held if the breaker is open. Not if
-# it was ended from outside, except by its time limit: SLURM itself requeues preempted and lost jobs, and a cancelled one
-# must not run again. By its label: the raw id of an array's last task is that of the array, whose tasks would all run
-# again. SLURM kills this shell then, so nothing may follow.
+# it was ended from outside, except by its time limit: SLURM itself requeues preempted and lost jobs, and a cancelled
+# one must not run again. By its label: the raw id of an array's last task is that of the array, whose tasks would all
+# run again. SLURM kills this shell then, so nothing may follow.
 resil_requeue_self() { # end
-  local verb=requeue said try
+  local verb=requeue said='' try is_requeued=
   [ -n "$resil_requeue" ] || return
   case $1 in
     finished | superseded | lost) return ;;
@@ -640,16 +640,18 @@ resil_requeue_self() { # end
   fi
   for try in 1 2 3; do
     ((try == 1)) || resil_pause "$resil_still_s"
-    said=$(unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scontrol "$verb" "$resil_label" 2>&1) && said='' && break
+    said=$(unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scontrol "$verb" "$resil_label" 2>&1) && is_requeued=yes
     case $said in
-      *'pending execution'*) said='' && break ;; # of the call before, which had no answer
+      *'pending execution'*) is_requeued=yes ;; # by the call before, which had no answer
       *disabled* | *denied* | *nvalid*) break ;;
     esac
+    [ -z "$is_requeued" ] || break
   done
-  if [ -z "$said" ]; then
+  if [ -n "$is_requeued" ]; then
     resil_journal requeued verb "\"$verb\""
   else
-    resil_record not_requeued "$said" "this job cannot be requeued here ($said); the run continues with its next job, if one is queued"
+    said=${said:-scontrol did not answer}
+    resil_record not_requeued "$said" "this job cannot be requeued here ($said): the run needs another job"
   fi
 }
 
