@@ -111,7 +111,7 @@ def act(project: Project, directory: RunDirectory) -> str:
     state, has_failed, may_open = read_breaker(directory), *_failed(directory)
     if state is None and not has_failed and not read_excluded(directory):
         return ""
-    if directory.is_finished() or (state is not None and state.is_of_a_person):
+    if directory.is_finished() or (state is not None and state.is_by_hand):
         return ""
     now, settings = project.system.clock.now(), project.loaded.settings.act
     rows = read_ledger(directory, newest=looked_at(settings))
@@ -233,12 +233,12 @@ def _let_one_try(project: Project, directory: RunDirectory) -> Done:
 # ---- by hand -------------------------------------------------------------------------------------------------------
 
 
-def open_by_hand(project: Project, directory: RunDirectory, why: str) -> Done:
-    """Open the breaker of a run, or take over an open one, and hold the queued jobs.
+def open_by_hand(project: Project, directory: RunDirectory, why: str, by: str = "") -> Done:
+    """Open the breaker of a run, or take over an open one, and hold the queued jobs. `by`: default: the user.
 
     Raise as `hold`; the breaker is open then nevertheless.
     """
-    by, now = f"{BY_USER}{project.system.host.user}", project.system.clock.now()
+    by, now = by or f"{BY_USER}{project.system.host.user}", project.system.clock.now()
     state = OpenBreaker(opened=now, attempt=_newest(directory), acting=True, by=by, why=plain(why) or f"opened by {by}")
     write_breaker(directory, state)
     return hold(project, directory)

@@ -305,6 +305,15 @@ def test_what_was_open_and_acting_stays_so_when_a_job_without_leave_fails(loop: 
     assert "burnt = 4" in loop.file().read_text() and "acting = true" in loop.file().read_text()
 
 
+@pytest.mark.parametrize("by", ["user ada", "alert 3f9a1c04"])
+def test_only_a_person_closes_what_a_person_or_an_alert_has_opened(loop: Loop, by: str) -> None:
+    text = f'opened = 5\nattempt = 0\nburnt = 0\nacting = true\nby = "{by}"\nretry_at = 0\nwhy = "new data"\n'
+    for command in (loop.saves(4), "exit 1"):  # it trained already when the breaker was opened
+        loop.one(f"printf '{text.encode('unicode_escape').decode()}' >{loop.file()}; {command}")
+        assert loop.file().read_text() == text and "release 900" not in loop.asked
+        loop.file().unlink()
+
+
 def test_ten_jobs_that_see_an_open_breaker_at_once_open_it_once(loop: Loop) -> None:
     loop.failed(3)
     environment = loop.batch.program("scontrol", CAN_HOLD)
