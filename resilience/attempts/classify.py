@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from io import DEFAULT_BUFFER_SIZE
+from itertools import accumulate
+from signal import SIGTERM, Signals
 
 from resilience.attempts.failure import Confidence, Failure, FailureClass, Quote, RankError, Role
 from resilience.attempts.rules import Rule, all_rules
@@ -23,6 +25,8 @@ from resilience.runs.attempts import AttemptEnd
 
 MOST_QUOTES = 6
 LAST_LINES = 3
+LAST_WORDS = 60
+"""So many lines at the end of a failed log are searched for words of a class, whatever their level."""
 SURVIVED_STEPS = 3
 """A line was survived if the log shows this many different steps after it."""
 _QUOTES = "resil: the breaker "
@@ -33,8 +37,8 @@ _MOST_LINE = 4000
 """Longer lines are cut: a progress bar may write one line of gigabytes."""
 _MASK = bytes.maketrans(b"123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"000000000abcdefghijklmnopqrstuvwxyz")
 """Digits become 0 and letters small: lines that differ only in numbers are searched once."""
-_LETTERS = bytes(byte + 32 if 65 <= byte <= 90 else byte if 97 <= byte <= 122 else 32 for byte in range(256))
-"""All but letters becomes a space."""
+_LETTERS = bytes(byte if 97 <= byte <= 122 else 32 for byte in range(256))
+"""All but small letters becomes a space."""
 _WORD = re.compile(r"[a-z]+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STEP = re.compile(
@@ -47,33 +51,42 @@ _MASKED = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?|'[^']{40,}'")
 _MILD_WORDS = (
     r"retry(?:ing)?(?! (?:count )?(?:exceeded|failed))|retries|fall(?:ing|s)? back|from scratch|skip(?:ping|ped)?"
     r"|ignor(?:ed|ing)|trying (?:again|another|the next)|using \S+ instead|is set to|handled|resum(?:ing|ed) after"
-    r"|(?:previous|last) attempt|optional|may happen|if you |to avoid|potentially|will be (?:created|built)|building"
-    r"|disabled|continu(?:e|ing|es)|tolerated|healthy|never"
+    r"|(?:previous|last) attempt|optional|may happen|to avoid|potentially|will be (?:created|built)|building"
+    r"|disabled(?! between)|continu(?:e|ing|es)|tolerated|healthy|never|is empty"
 )
 _MILD = re.compile(
-    rf"(?i:\b(?:{_MILD_WORDS})\b)"
-    r"|(?i:\b(?:no|0) (?:\w+ ){0,3}(?:errors?|failures?|problems?|events?)\b)"
+    rf"(?i:\b(?:{_MILD_WORDS})\b|(?:^|[\]:|] ?)\W*if you )"
+    r"|(?i:\b(?:no|0) (?:\w+ ){0,3}(?:errors?|failures?|problems?|events?|corruption)\b)"
     r"|(?i:\b(?:errors?|failures?|events?|count\w*)\b\W{0,3}0\b)"
-    r"|\b(?:NCCL )?(?i:INFO)\b|(?i:\bDEBUG\b|(?:User|Future|Deprecation)Warning\b|^\W*WARN(?:ING)?\b)"
+    r"|\bINFO\b|(?i:\binfo[:\]])|\bDEBUG\b|\bdebug\]|(?i:(?:User|Future|Deprecation)Warning\b|^\W*WARN(?:ING)?\b)"
     r"|(?i:[\[|(:] ?WARN(?:ING)?\b ?[\]|):])|^\[?[IWiw]\d{4} \d"
 )
 """Lines with a mild level, and those that say how the program went on; torch, glog and NCCL write levels so."""
 _ERROR_LINE = re.compile(
     r"NCCL WARN|(?i:\b(?:exiting|aborting|terminating|giving up|stopping training))\b"
     r"|(?:^|[\s\[:|])(?:ERROR|CRITICAL|FATAL|Fatal|FatalError)\b|(?:^|[\s:\]])F\d{4} \d"
-    r'|(?:^|[\s\]])(?:error|fatal|Error):|"level": ?"(?:fatal|error|critical)"'
+    r'|(?:^|[\s\]])(?:error|fatal|Error):|"level": ?"(?:fatal|error|critical)"|^\s*what\(\): '
     r"|^(?:\[rank\d+\]:? |\s*\d+: |\S+: )?(?:\w+\.)*\w*(?:Error|Exception|Failed|Exit|Runtime)\w*(?::|$)"
 )
 """Lines of the level error, and those with which tracebacks end: only there broad rules count."""
+_FAILS = re.compile(
+    r"(?i:error|fail|fatal|abort|cannot|can't|could(?: not|n't)|unable|no such|not (?:found|enough|be |permitted)"
+    r"|not a valid|denied|refused|exceed|timed?[ -]?out\b(?! ?[(:=])|times out|stall|stuck|hang\b|lost\b|killed"
+    r"|terminated|invalid"
+    r"|corrupt|unavailable|unreachable|inactive|stopping|exiting|null or not set|low memory|\bdown\b|dropped|missing"
+    r"|does(?: not|n't) exist|\bfull\b)"
+)
+"""Words of a failure, in whatever line."""
 _FATAL = re.compile(r"\b(?:FATAL|CRITICAL)\b")
 _ORDER = {Role.ROOT: 0, Role.CONFIRMATION: 1, Role.CASCADE: 2, Role.DIAGNOSTIC: 3}
 _WENT_ON = 5
 """A line was probably survived if so many later lines repeat, up to numbers, lines from before it."""
 _SIGNALLED = re.compile(
-    r"\(exitcode: -(\d+)\)|return code = -(\d+)|died with <Signals\.\w+: (\d+)>|on signal (\d+) \("
-    r"|got signal: (\d+)"
+    r"(?:\(exitcode:|exit ?code:?) -(\d+)\b|return code = -(\d+)|died with <Signals\.\w+: (\d+)>|on signal (\d+) \("
+    r"|got signal: (\d+)|EXIT STRING: .{1,40} \(signal (\d+)\)|Caught signal (\d+) \("
+    r"|terminated with signal (SIG[A-Z]+)"
 )
-"""torchelastic, DeepSpeed, Python's subprocess, Open MPI."""
+"""torchelastic, DeepSpeed, Python's subprocess, Open MPI, MPICH, UCX, torch.multiprocessing."""
 _STAMP = re.compile(r"^[\[(]?\d{4}-\d\d-\d\d[T ][\d:.,+Z-]+[\])]?\s*")
 
 _STATES = {
@@ -214,11 +227,9 @@ def _read(log: str) -> _Reading:
     blocks = tracebacks(lines)
     finals = {index for block in blocks for index in (block.end, block.chain_end)}
     reading = _Reading(lines, blocks=blocks, steps=_steps(groups, text), first_like=first_like)
-    words = {word for _, wanted in active for word in wanted}
-    for masked, indexes in groups.items():
-        if words and any(word in masked for word in words):
-            near = [rule for rule, wanted in active if any(word in masked for word in wanted)]
-            reading.matches += _matches(near, lines, _ends(indexes), finals)
+    members = list(groups.values())
+    for group, rules in _near(active, text).items():
+        reading.matches += _matches(rules, lines, _ends(members[group]), finals)
     reading.matches.sort(key=lambda one: one.index)
     reading.culprit = _elastic_culprit(lines)
     return reading
@@ -233,20 +244,42 @@ def _active(text: str) -> list[tuple[Rule, tuple[str, ...]]]:
 
     The longest word of each is searched in the vocabulary of the text first, which is a hundredth of it.
     """
-    vocabulary = " ".join(set(text.encode("ascii", "replace").translate(_LETTERS).decode("ascii").split()))
-    found = []
-    for rule in all_rules():
-        terms = (_term(word) for word in rule.contains)
-        words = tuple(masked for longest, masked in terms if longest in vocabulary and masked in text)
-        if words:
-            found.append((rule, words))
+    letters = text.encode("ascii", "replace").translate(_LETTERS).decode("ascii")
+    vocabulary = " " + " ".join(word for word in set(letters.split()) if len(word) > 2)
+    terms, runs = _terms(all_rules())
+    known = {run for run in runs if run in vocabulary}
+    near = {word for word in {word for _, words in terms for run, word in words if run in known} if word in text}
+    found = ((rule, tuple(word for _, word in words if word in near)) for rule, words in terms)
+    return [(rule, words) for rule, words in found if words]
+
+
+def _near(active: Sequence[tuple[Rule, tuple[str, ...]]], text: str) -> dict[int, list[Rule]]:
+    """Return for the numbers of lines of a text the rules of which they contain words."""
+    offsets = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
+    found: dict[int, list[Rule]] = {}
+    for rule, words in active:
+        lines = set()
+        for word in words:
+            at = text.find(word)
+            while at >= 0:
+                line = bisect_right(offsets, at) - 1
+                lines.add(line)
+                at = text.find(word, offsets[line + 1])
+        for line in lines:
+            found.setdefault(line, []).append(rule)
     return found
 
 
 @cache
-def _term(word: str) -> tuple[str, str]:
-    """Return the longest run of letters of a word that rules search, and the word masked."""
-    return max(_WORD.findall(word), key=len, default=""), _masked(word)
+def _terms(rules: Sequence[Rule]) -> tuple[list[tuple[Rule, list[tuple[str, str]]]], set[str]]:
+    """Return for each rule its words, each with its longest run of letters, masked; and all these runs. A short run has
+    a space before it, because it must begin a word: in binary junk each sequence of three letters occurs."""
+    found = []
+    for rule in rules:
+        runs = (max(_WORD.findall(word), key=len, default="") for word in rule.contains)
+        spaced = (run if len(run) > 3 else f" {run}"[:4] for run in runs)
+        found.append((rule, [(run, _masked(word)) for run, word in zip(spaced, rule.contains, strict=True)]))
+    return found, {run for _, words in found for run, _ in words}
 
 
 def _ends(indexes: Sequence[int]) -> Sequence[int]:
@@ -254,14 +287,18 @@ def _ends(indexes: Sequence[int]) -> Sequence[int]:
     return indexes if len(indexes) <= _MOST_IN_GROUP else [*indexes[:half], *indexes[-half:]]
 
 
-def _matches(rules: Sequence[Rule], lines: Sequence[str], indexes: Sequence[int], finals: Set[int]) -> Iterator[_Match]:
-    """`finals`: indexes of the last lines of tracebacks."""
-    narrow = [rule for rule in rules if not rule.broad]
+def _matches(
+    rules: Sequence[Rule], lines: Sequence[str], indexes: Sequence[int], finals: Set[int], *, is_last: bool = False
+) -> Iterator[_Match]:
+    """`indexes`: of lines that differ only in numbers; `finals`: of the last lines of tracebacks; `is_last`: broad
+    rules count in lines of any level."""
+    tried = [rule for rule in rules if not rule.broad]
+    if is_last or (len(tried) < len(rules) and _ERROR_LINE.search(lines[indexes[0]])):
+        tried = list(rules)
     for index in indexes:
         line = lines[index]
         is_final = index in finals
-        tried = rules if is_final or (len(narrow) < len(rules) and _ERROR_LINE.search(line)) else narrow
-        found = [(rule, match) for rule in tried if (match := rule.match(line)) is not None]
+        found = [(rule, match) for rule in (rules if is_final else tried) if (match := rule.match(line)) is not None]
         if found and not is_final:
             is_known = any(not rule.broad for rule, _ in found)
             is_mild = _MILD.search(line) is not None and not _FATAL.search(line)
@@ -342,6 +379,31 @@ def _of_log(reading: _Reading) -> Failure | None:
     if named:
         return _of_match(named[0], reading, Confidence.GUESS)
     return None
+
+
+def _of_last_words(reading: _Reading) -> Failure | None:
+    """Return the failure that the first of the last lines may name, of whatever level: those that no step follows, and
+    after which the program did not go on. If no word of a class is in them, an error line counts as an exception."""
+    step = next((one for one in reversed(reading.steps) if reading.first_like[one] < one), -1)  # one that came before
+    begin = max(step + 1, len(reading.lines) - LAST_WORDS)
+    known = {one.index for one in reading.matches}
+    errors = []
+    for index in range(begin, len(reading.lines)):
+        line = reading.lines[index]
+        if index in known or reading.first_like[index] < begin or _went_on(index, split_rank(line)[0], reading):
+            continue
+        if _FAILS.search(line):
+            near = [rule for rule, _ in _active(_masked(line))]
+            for one in _matches(near, reading.lines, [index], frozenset(), is_last=True):
+                return _of_match(one, reading, Confidence.GUESS)
+        if _ERROR_LINE.search(line) and not _MILD.search(line):
+            errors.append(index)
+    if not errors:
+        return None
+    said = cut(split_rank(reading.lines[errors[0]])[1].strip(), 200)
+    found = _plain(FailureClass.EXCEPTION, Confidence.GUESS, f"its last words are: {said}")
+    quotes = _quotes(errors[0], reading, FailureClass.EXCEPTION)
+    return replace(found, fingerprint=f"exception: {_mask(said)}", rank=split_rank(said)[0], quotes=quotes)
 
 
 def _causes(reading: _Reading) -> tuple[list[_Cause], list[_Cause]]:
@@ -500,6 +562,9 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
     hint = min(hints, key=lambda one: one.rule.failure is not FailureClass.HOST_OOM, default=None)
     if hint is not None and found.failure in (killed, FailureClass.UNKNOWN) and hint.rule.failure not in _VAGUE:
         found = replace(found, failure=hint.rule.failure, fingerprint=str(hint.rule.failure))
+    has_failed = code is not None or any(one.rule.failure in _VAGUE for one in reading.matches)
+    if found.failure is FailureClass.UNKNOWN and has_failed and (said := _of_last_words(reading)) is not None:
+        return said
     found = _with_quotes(found, reading)
     if not found.quotes and found.failure is not FailureClass.FINISHED:
         found = replace(found, quotes=_last_lines(reading))
@@ -508,9 +573,11 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
 
 def _child_signal(reading: _Reading) -> int:
     """Return the signal that ended a process, as its launcher says; 0: none. SIGTERM came from the launcher itself."""
-    for line in reading.lines[-500:]:
-        found = _SIGNALLED.search(line)
-        if found is not None and (number := int(next(one for one in found.groups() if one))) != 15:
+    lines = [line for line in reading.lines[-500:] if "ignal" in line or "code" in line]
+    for found in _SIGNALLED.finditer("\n".join(lines)):
+        said = next(one for one in found.groups() if one)
+        number = int(said) if said.isdigit() else int(Signals.__members__.get(said, 0))
+        if number not in (0, SIGTERM):
             return number
     return 0
 

@@ -154,6 +154,23 @@ def test_torchelastics_error_file_comes_before_the_log() -> None:
 
 
 @pytest.mark.parametrize(
+    ("last", "failure"),
+    [
+        ("cp: cannot stat '/data/pile.tar': No such file or directory", C.MISSING_FILE),
+        ("all 8 ranks are stuck in the barrier of step 7", C.COLLECTIVE_TIMEOUT),
+        ("[ERROR] the vocabulary has 7 words", C.EXCEPTION),
+        ("saved the last state in 3.1 s", C.UNKNOWN),
+        ("NCCL INFO comm 0x55d8 rank 3 - Abort COMPLETE", C.UNKNOWN),
+        ("[ERROR] the metrics server is gone\n" + STEPS[-400:], C.UNKNOWN),
+    ],
+)
+def test_last_words_of_whatever_level_are_a_guess_only_where_the_launch_failed(last: str, failure: C) -> None:
+    found = classify(Evidence(exit_code=1, log=STEPS + last + "\n"))
+    assert (found.failure, found.confidence) == (failure, Confidence.GUESS), found.reason
+    assert classify(Evidence(log=STEPS + last + "\n")).failure in (C.UNKNOWN, C.EXCEPTION)
+
+
+@pytest.mark.parametrize(
     "log",
     [
         pytest.param("", id="empty"),
