@@ -31,6 +31,9 @@ SURVIVED_STEPS = 3
 """A line was survived if the log shows this many different steps after it."""
 _QUOTES = "resil: the breaker "
 """Lines of the batch shell that quote the cause of an earlier attempt."""
+ASKED_FOR = "the watchdog asked because of "
+"""Begins the reason of a stop that a watchdog requested for a class of failures (acting.py)."""
+_ASKED_FOR = re.compile(rf"\b{ASKED_FOR}(\w+): ")
 _MOST_IN_GROUP = 8
 """Of lines that differ only in numbers so many are matched: the first and the last ones."""
 _MOST_LINE = 4000
@@ -184,7 +187,9 @@ def classify(evidence: Evidence) -> Failure:
     decided = next((one for one in reading.matches if one.rule.decides), None)
     if evidence.end is AttemptEnd.STOPPED and (decided is None or decided.rule.failure in _FROM_OUTSIDE):
         why = evidence.stopped_why or "the guards stopped it"
-        return _plain(FailureClass.STOPPED, Confidence.CERTAIN, f"stopped on purpose: {why}")
+        asked = _ASKED_FOR.search(why)
+        failure = FailureClass(asked[1]) if asked and asked[1] in set(FailureClass) else FailureClass.STOPPED
+        return _plain(failure, Confidence.CERTAIN, f"stopped on purpose: {why}")
     by_state = _STATES.get(evidence.state) if evidence.state is not None else None
     if by_state is not None:
         said = evidence.state_text or str(evidence.state)
@@ -200,6 +205,14 @@ def classify(evidence: Evidence) -> Failure:
             return found
         return _of_log(reading) or found  # that rank only reported another's failure
     return _of_log(reading) or _of_exit_code(evidence, reading)
+
+
+def sign_of_bad_node(log: str) -> tuple[FailureClass, str] | None:
+    """Return the newest line of a log after which the node is to be reported, as its rule advises, with the class;
+    whether or not the training has gone on since. None if there is none."""
+    reading = _read(log)
+    signs = [one for one in reading.matches if one.rule.role is Role.ROOT and "report the node" in one.rule.advice]
+    return (signs[-1].rule.failure, split_rank(reading.lines[signs[-1].index])[1].strip()) if signs else None
 
 
 def _of_ruin(evidence: Evidence) -> Failure:

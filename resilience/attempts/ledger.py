@@ -291,10 +291,10 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
     )
 
 
-def read_end(path: Path | str) -> str:
+def read_end(path: Path | str, limit_bytes: int = TAIL_BYTES) -> str:
     """Return the end of a log, of whatever bytes. Raise StateDirectoryError if it cannot be read."""
     try:
-        raw, _ = read_tail(path, TAIL_BYTES)
+        raw, _ = read_tail(path, limit_bytes)
     except OSError as error:
         raise explain_os_error(error, "read", Path(path)) from error
     return raw.decode("utf-8", "replace") if b"\0" not in raw else raw.replace(b"\0", b"").decode("latin-1")

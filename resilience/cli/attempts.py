@@ -83,6 +83,7 @@ def attempts(
 ) -> None:
     """Show each attempt of a run: job, nodes, wait, duration, steps, how it ended, why, and what was decided."""
     from resilience.attempts.breaker import LOOKED_AT, decide, with_decisions
+    from resilience.attempts.elsewhere import describe_exclusion, read_excluded
     from resilience.attempts.ledger import causes_of, read_ledger
     from resilience.runs.breaker_file import last_closed
 
@@ -110,7 +111,11 @@ def attempts(
     print(f"  {clean(decision.reason)}")
     if causes := ", ".join(map(_counted, causes_of(shown))):
         print(f"  causes: {clean(causes)}")
-    if host := clean(decision.culprit):
+    excluded = read_excluded(directory)
+    for one in excluded:
+        print(f"  {clean(describe_exclusion(one))}")
+    host = clean(decision.culprit)
+    if host and not any(one.jobs for one in excluded if one.host == decision.culprit):
         print(f"  {host} seems to be the cause; to go on elsewhere: resil submit --exclude {host}")
 
 

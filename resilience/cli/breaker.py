@@ -98,6 +98,8 @@ def open_it(
 def _show(done: Done, verb: str) -> None:
     if done.jobs:
         print(f"  {verb}: {', '.join(map(str, done.jobs))}")
+    if done.changed:
+        print(f"  {clean(done.changed)}")
     if done.error:
         print(f"  not all jobs were {verb}: {clean(done.error)}")
         raise typer.Exit(EX_TEMPFAIL)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -146,7 +148,7 @@ def test_a_guess_is_never_hopeless() -> None:
 def test_what_may_heal_is_tried_again_one_at_a_time_and_ever_later() -> None:
     rows = [row(n, C.NETWORK, host="n7") for n in range(1, 4)]
     waits = []
-    for number in range(4, 8):
+    for number in range(4, 12):
         decision = at_end(rows)
         assert decision.state is State.OPEN
         if decision.retry_at is None:
@@ -157,7 +159,7 @@ def test_what_may_heal_is_tried_again_one_at_a_time_and_ever_later() -> None:
         waits.append(decision.retry_at - end)
         assert decide(rows, POLICY, decision.retry_at).state is State.HALF_OPEN
         rows.append(row(number, C.NETWORK, host="n7"))
-    assert waits == [10.0, 20.0, 40.0] and len(rows) == POLICY.failures + POLICY.half_open
+    assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0] and len(rows) == POLICY.failures + POLICY.half_open
 
 
 def test_ends_from_outside_have_a_budget_of_their_own() -> None:
@@ -189,9 +191,49 @@ def test_each_attempt_shows_what_was_decided_after_it() -> None:
     decided = [one.decided for one in with_decisions(rows, policy, 6000.0)]
     assert decided == ["go on", "go on", "go on", "let one try", ""]
     decided = [one.decided for one in with_decisions(rows[:4], POLICY, 4002.0)]
-    assert decided[-1] == "would hold"
+    assert decided[-1] == "would back off"
+    assert with_decisions([row(1, C.DISK_FULL)], POLICY, 4002.0)[-1].decided == "would hold"
     decided = [one.decided for one in with_decisions([*rows[:4], row(5, None)], policy, 6000.0, closed_after=4)]
     assert decided == ["go on", "go on", "go on", "let one try", ""], "closing it later changes nothing of that"
+
+
+@pytest.mark.parametrize(("policy", "would"), [(ActSettings(enabled=True), ""), (POLICY, "would ")])
+def test_what_was_decided_names_hosts_to_avoid_and_offers_to_the_training(policy: ActSettings, would: str) -> None:
+    bad = [replace(row(n, C.GPU_FAULT, durable=n), host="n7", nodes="n7") for n in (1, 2)]
+    decided = [one.decided for one in with_decisions(bad, policy, 3000.0)]
+    assert decided == ["go on", f"{would}go on without n7"]
+    decided = [one.decided for one in with_decisions([row(1, C.CHECKPOINT)], policy, 3000.0)]
+    assert decided == [f"go on, {would}offer to fall back"]
+    nan = row(1, C.NAN_LOSS)
+    assert nan.failure is not None
+    seen = replace(nan, failure=replace(nan.failure, step=7))
+    decided = [one.decided for one in with_decisions([seen], policy, 3000.0)]
+    assert decided == ["go on, offer to fall back"], "its own guard does that"
+
+
+def obedient(chosen: Sequence[FailureClass], hosts: Sequence[str]) -> list[LedgerRow]:
+    """Return the attempts of a scheduler that starts another job, with another id, whenever it may; the run never
+    saves a newer step, and its causes and hosts alternate."""
+    rows = [row(1, C.WALLTIME, durable=5)]
+    while len(rows) < 200:
+        decision = at_end(rows, later_s=900.0)
+        if decision.state is State.OPEN:
+            break
+        number = len(rows) + 1
+        host = hosts[number % len(hosts)]
+        rows.append(replace(row(number, chosen[number % len(chosen)], durable=5, host=host), host=host, nodes=host))
+    return rows
+
+
+def test_alternating_causes_hosts_and_job_ids_cannot_loop_for_ever() -> None:
+    failures = [one for one, how in TREATMENTS.items() if how not in (Treatment.NEUTRAL, Treatment.END)]
+    budget = POLICY.failures + POLICY.half_open
+    for one in failures:
+        for other in failures:
+            for hosts in (["n1"], ["n1", "n2", "n3"]):
+                assert len(obedient([one, other], hosts)) <= 1 + budget, (one, other, hosts)
+        for neutral in (C.PREEMPTED, C.WALLTIME, C.NODE_FAILURE):
+            assert len(obedient([one, neutral], ["n1", "n2"])) <= 1 + 2 * budget
 
 
 def test_a_person_closes_it() -> None:
@@ -228,3 +270,11 @@ def test_over_drawn_histories_it_never_stops_progress_and_never_burns_more_than_
             rows.append(row(number, failure, durable=durable, host=drawn.choice(("n1", "n2", ""))))
             burnt = 0 if progressed else burnt + (failure not in neutral)
             assert burnt <= POLICY.failures + POLICY.half_open
+
+
+def test_the_documentation_has_each_class_once_with_its_treatment() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "stop-a-crash-loop.md"
+    rows = [line.split("|") for line in page.read_text().splitlines() if line.startswith("| `")]
+    told = [(name, row[2].strip(" `")) for row in rows for name in re.findall(r"`(\w+)`", row[1])]
+    assert sorted(told) == sorted((str(one), str(how)) for one, how in TREATMENTS.items() if how is not Treatment.END)
+    assert all(row[3].strip() and row[4].strip() for row in rows)

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from benchmarks.classify import scores
-from resilience.attempts.classify import Evidence, classify
+from resilience.attempts.classify import Evidence, classify, sign_of_bad_node
 from resilience.attempts.failure import Failure, FailureClass
 from tests.attempts.corpus import Entry, all_entries
 from tests.attempts.corpus.benign import benign_lines
@@ -76,6 +76,10 @@ def test_no_healthy_line_is_called_a_failure() -> None:
             called[line] += 1
     assert not called
     assert len(lines) >= 20_000
+
+
+def test_no_healthy_line_stops_a_training() -> None:
+    assert sign_of_bad_node("\n".join(benign_lines())) is None
 
 
 def test_a_tail_of_a_megabyte_takes_milliseconds() -> None:

@@ -263,11 +263,13 @@ class _QueueProbe:
             is_chain=_is_chain(subject, jobs, past),
             is_last=facts is not None and facts.done is not None and facts.done.deed is Deed.CANCELLED_PENDING,
             breaker=facts.breaker if facts is not None else None,
+            attempts=facts.hosts if facts is not None else (),
             own=self.watched.own_name(subject) if facts is None else "",  # tokens tell a run's jobs apart
             looked=self._explanation(subject, answer, len(jobs), gone or unsure),
         )
         if facts is not None and self.settings.churn_count and len(facts.starts) >= self.settings.churn_count:
-            reading = replace(reading, starts=count_as_churn(facts), attempts=describe_attempts(facts.directory))
+            newest = describe_attempts(facts.directory)
+            reading = replace(reading, starts=count_as_churn(facts), attempts=(*facts.hosts, *newest))
         return reading
 
     def _over(self, facts: RunFacts, rows: Sequence[Job]) -> tuple[str, float | None]:

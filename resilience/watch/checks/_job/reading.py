@@ -103,7 +103,7 @@ class JobReading:
         is_last: whether a person cancelled the jobs behind the running one.
         own: the name of the watchdog's own job, if that matches the subject.
         pulse: why no line could be written to pulse_file.
-        attempts: one line on each of the newest attempts.
+        attempts: one line on each bad host, and on each of the newest attempts if they are frequent.
         looked: the explanation for `--explain`.
         breaker: the run's breaker if it is open, or None.
     """

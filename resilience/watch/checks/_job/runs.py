@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from resilience import layout
+from resilience.attempts.elsewhere import describe_exclusion, read_excluded
 from resilience.errors import EX_TEMPFAIL, StateDirectoryError
 from resilience.job import Fault, Job
 from resilience.runs.attempts import AttemptEnd
@@ -59,6 +60,7 @@ class RunFacts:
         stopped: how many intents are older than the newest deed of a person.
         within_s: the requested time of `starts`.
         breaker: its breaker if that is open, or None.
+        hosts: one line on each bad host.
     """
 
     directory: RunDirectory
@@ -77,6 +79,7 @@ class RunFacts:
     stopped: int = 0
     within_s: float = 0.0
     breaker: OpenBreaker | None = None
+    hosts: tuple[str, ...] = ()
 
     @property
     def run(self) -> str:
@@ -137,6 +140,7 @@ def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, withi
                 stopped=journal.stopped,
                 within_s=within_s,
                 breaker=None if over else read_breaker(directory),
+                hosts=() if over else tuple(map(describe_exclusion, read_excluded(directory))),
             )
         except StateDirectoryError as error:
             yield RunFacts(directory, error=error.message)
