@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from io import DEFAULT_BUFFER_SIZE
 from itertools import accumulate
-from signal import SIGTERM, Signals
+from signal import SIGKILL, SIGTERM, Signals
 
 from resilience.attempts.failure import Confidence, Failure, FailureClass, Quote, RankError, Role
 from resilience.attempts.rules import Rule, all_rules
@@ -29,6 +29,7 @@ LAST_WORDS = 60
 """So many lines at the end of a failed log are searched for words of a class, whatever their level."""
 SURVIVED_STEPS = 3
 """A line was survived if the log shows this many different steps after it."""
+OOM_ADVICE = "request more memory (--mem), or fewer DataLoader workers"
 _QUOTES = "resil: the breaker "
 """Lines of the batch shell that quote the cause of an earlier attempt."""
 ASKED_FOR = "the watchdog asked because of "
@@ -122,7 +123,8 @@ class Evidence:
         exit_code: of the launch: 128 + signal if a signal ended it.
         state: final state of the job, as the scheduler or its accounting has it.
         state_text: that state as printed: `CANCELLED by 1000`.
-        has_oom_kill: whether the kernel counted an OOM kill in the job's cgroup (memory.events).
+        oom_kills: how many processes of the job the kernel killed for memory, as counted by its cgroup.
+        memory_why: reason of the guards for a request because host memory was nearly used up; empty: there was none.
         stopped_why: reason of a deliberate stop, by the guards.
         ruined_why, ruined_step: reason and step of a stop by the guards because the state of the training was ruined.
         elastic: exception of the first failing rank, from torchelastic's error file.
@@ -133,7 +135,8 @@ class Evidence:
     exit_code: int | None = None
     state: JobState | None = None
     state_text: str = ""
-    has_oom_kill: bool = False
+    oom_kills: int = 0
+    memory_why: str = ""
     stopped_why: str = ""
     ruined_why: str = ""
     ruined_step: int | None = None
@@ -194,9 +197,10 @@ def classify(evidence: Evidence) -> Failure:
     if by_state is not None:
         said = evidence.state_text or str(evidence.state)
         return _with_quotes(_plain(by_state, Confidence.CERTAIN, f"the scheduler ended it: {said}"), reading)
-    if evidence.has_oom_kill:
-        found = _plain(FailureClass.HOST_OOM, Confidence.CERTAIN, "the kernel killed a process of it for memory")
-        return _with_quotes(found, reading)
+    if evidence.oom_kills and decided is None and _is_killed(evidence, reading):
+        counted = f"the kernel killed {evidence.oom_kills} of its processes for memory, says the job's cgroup"
+        found = _plain(FailureClass.HOST_OOM, Confidence.CERTAIN, counted)
+        return _with_quotes(replace(found, advice=OOM_ADVICE), reading)
     if decided is not None:
         return _of_match(decided, reading, Confidence.CERTAIN)
     if evidence.elastic is not None:
@@ -213,6 +217,16 @@ def sign_of_bad_node(log: str) -> tuple[FailureClass, str] | None:
     reading = _read(log)
     signs = [one for one in reading.matches if one.rule.role is Role.ROOT and "report the node" in one.rule.advice]
     return (signs[-1].rule.failure, split_rank(reading.lines[signs[-1].index])[1].strip()) if signs else None
+
+
+def _is_killed(evidence: Evidence, reading: _Reading) -> bool:
+    """Return whether an OOM kill may be the end: the launch or a rank was killed, or the log shows no other cause. A
+    helper that was killed, as a DataLoader worker that was started again, ends nothing."""
+    code = evidence.exit_code
+    if code in (None, 128 + SIGKILL) or SIGKILL in (_child_signal(reading), -(reading.culprit[2] or 0)):
+        return True
+    found = _of_log(reading)
+    return found is None or found.confidence is Confidence.GUESS or found.failure is FailureClass.HOST_OOM
 
 
 def _of_ruin(evidence: Evidence) -> Failure:
@@ -567,6 +581,9 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
         found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, f"it ended with exit code {code}, without a known cause")
     else:
         found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, "the log shows no cause that is known")
+    if code == 128 + SIGKILL and evidence.memory_why:
+        said = f"a process was ended by signal 9, and its guard had found: {evidence.memory_why}"
+        return replace(_plain(FailureClass.HOST_OOM, Confidence.LIKELY, said), advice=OOM_ADVICE)
     hints = [
         one
         for one in reading.matches
@@ -576,8 +593,8 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
     if hint is not None and found.failure in (killed, FailureClass.UNKNOWN) and hint.rule.failure not in _VAGUE:
         found = replace(found, failure=hint.rule.failure, fingerprint=str(hint.rule.failure))
     has_failed = code is not None or any(one.rule.failure in _VAGUE for one in reading.matches)
-    if found.failure is FailureClass.UNKNOWN and has_failed and (said := _of_last_words(reading)) is not None:
-        return said
+    if found.failure is FailureClass.UNKNOWN and has_failed and (named := _of_last_words(reading)) is not None:
+        return named
     found = _with_quotes(found, reading)
     if not found.quotes and found.failure is not FailureClass.FINISHED:
         found = replace(found, quotes=_last_lines(reading))

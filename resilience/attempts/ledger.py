@@ -279,12 +279,15 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
                 notes.append(error.message)
     if not logs and notes is not None:
         notes.append("no log of this attempt was found")
-    ruined_why, ruined_step = ruin_of(_journal(directory, attempt))
+    journal = _journal(directory, attempt)
+    ruined_why, ruined_step = ruin_of(journal)
     return Evidence(
         ruined_why=ruined_why,
         ruined_step=ruined_step,
         end=attempt.end,
         exit_code=attempt.exit_code,
+        oom_kills=attempt.oom_kills or 0,
+        memory_why=next((str(one.get("why")) for one in reversed(journal) if one.get("trigger") == "host_memory"), ""),
         stopped_why=attempt.why if attempt.end is AttemptEnd.STOPPED else "",
         elastic=first_error(directory, attempt),
         log="\n".join(texts),

@@ -59,7 +59,9 @@ class AttemptRecord:
         line = as_line({**head, "label": self.label, "restart": place.restart, "host": place.host, **fields})
         append_journal(place.run_dir, place.job_id, "batch", [line])
 
-    def finish(self, end: AttemptEnd, code: int, why: str, *, launched: bool = True) -> None:
+    def finish(
+        self, end: AttemptEnd, code: int, why: str, *, launched: bool = True, oom_kills: int | None = None
+    ) -> None:
         """Record its end."""
         now = time.time()
         burnt, outside = self._counts()
@@ -72,6 +74,7 @@ class AttemptRecord:
         fields = {
             "end": quote(end.value), "exit_code": code, "time": int(now), "launched": str(launched).lower(),
             "gone": str(self.place.is_one_node).lower(), "burnt": burnt, "outside": outside, "why": quote(why),
+            **({} if oom_kills is None else {"oom_kills": oom_kills}),
         }  # fmt: skip
         text = "".join(f"{key} = {value}\n" for key, value in fields.items())
         replace_file(self.path(layout.attempt_end_file(self.number)), text, mode=file_mode(self.place.run_dir))

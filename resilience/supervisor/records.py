@@ -97,7 +97,7 @@ class Records:
         self._events: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_EVENTS)
         self._followed: set[tuple[int, int, int]] = set()
         self._wake, self._finished = threading.Event(), threading.Event()
-        self._end: tuple[AttemptEnd, int, str, bool] | None = None
+        self._end: tuple[AttemptEnd, int, str, bool, int | None] | None = None
         self._state: LogState | None = None
         self._rest = self._unsearched = b""
         self._seen_bytes = self._count = 0
@@ -118,9 +118,18 @@ class Records:
         """Remove a switch that was followed."""
         self._followed.add(found.identity)
 
-    def finish(self, end: AttemptEnd, code: int, why: str, wait_s: float, *, launched: bool = True) -> None:
+    def finish(
+        self,
+        end: AttemptEnd,
+        code: int,
+        why: str,
+        wait_s: float,
+        *,
+        launched: bool = True,
+        oom_kills: int | None = None,
+    ) -> None:
         """Write the end of the attempt and everything that is queued, but wait for that no longer than `wait_s`."""
-        self._end = (end, code, why, launched)
+        self._end = (end, code, why, launched, oom_kills)
         self._wake.set()
         self._finished.wait(wait_s)
 
@@ -269,8 +278,8 @@ class Records:
 
     def _finish(self) -> None:
         if self.record is not None and self._end is not None:
-            end, code, why, launched = self._end
-            self.record.finish(end, code, why, launched=launched)
+            end, code, why, launched, oom_kills = self._end
+            self.record.finish(end, code, why, launched=launched, oom_kills=oom_kills)
 
 
 def _append_output(place: RankInfo, label: str, left_out: int, chunk: bytes) -> None:

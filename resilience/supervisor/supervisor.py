@@ -378,7 +378,8 @@ class Supervisor:
 
     def _finish(self, end: AttemptEnd, code: int, why: str, *, launched: bool = True) -> None:
         if self._records is not None:
-            self._records.finish(end, code, why, LAST_S, launched=launched)
+            kills = self._memory.kills() if self._memory is not None else None
+            self._records.finish(end, code, why, LAST_S, launched=launched, oom_kills=kills)
 
 
 def _role(environ: Mapping[str, str], place: RankInfo) -> Role:

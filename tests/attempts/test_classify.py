@@ -65,7 +65,12 @@ ValueError: no shard
         (Evidence(state=JobState.FAILED, exit_code=1, log=STEPS + OWN + ECHO), C.EXCEPTION, Confidence.LIKELY),
         (Evidence(exit_code=1, log=STEPS + ECHO), C.NETWORK, Confidence.GUESS),
         (Evidence(exit_code=137, log=STEPS), C.KILLED, Confidence.GUESS),
-        (Evidence(exit_code=137, has_oom_kill=True, log=STEPS), C.HOST_OOM, Confidence.CERTAIN),
+        (Evidence(exit_code=137, oom_kills=1, log=STEPS), C.HOST_OOM, Confidence.CERTAIN),
+        (Evidence(exit_code=1, oom_kills=1, log=STEPS + TORCHRUN), C.HOST_OOM, Confidence.CERTAIN),
+        (Evidence(exit_code=1, oom_kills=1, log=STEPS + ECHO), C.HOST_OOM, Confidence.CERTAIN),
+        (Evidence(exit_code=1, oom_kills=1, log=STEPS + OWN), C.EXCEPTION, Confidence.LIKELY),
+        (Evidence(exit_code=137, memory_why="97 % of the job's cgroup", log=STEPS), C.HOST_OOM, Confidence.LIKELY),
+        (Evidence(exit_code=1, memory_why="97 % of the job's cgroup", log=STEPS), C.UNKNOWN, Confidence.GUESS),
         (
             Evidence(exit_code=1, log=STEPS + "RuntimeError: DataLoader worker (pid 4) is killed by signal: Killed.\n"),
             C.HOST_OOM,

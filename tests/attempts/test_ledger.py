@@ -131,6 +131,15 @@ def test_the_breaker_opens_when_the_loss_is_nan_at_the_same_step_twice(run: RunD
     assert state is State.OPEN and "twice at the same step" in reason
 
 
+def test_a_kill_after_the_guard_found_the_memory_nearly_used_up_is_a_lack_of_memory(run: RunDirectory) -> None:
+    request = {"event": "request", "trigger": "host_memory", "why": "97 % of job_41 is used"}
+    attempt(run, 1, end="exited", code=137, events=[request])
+    attempt(run, 2, end="exited", code=137)
+    found = [row.failure for row in read_ledger(run)]
+    assert [one.failure for one in found if one is not None] == [FailureClass.HOST_OOM, FailureClass.KILLED]
+    assert found[0] is not None and "97 % of job_41 is used" in found[0].reason
+
+
 def test_a_preemption_after_the_failure_is_no_second_failure(run: RunDirectory) -> None:
     attempt(run, 1, end="exited", events=[{"event": "save", "step": 200}])
     attempt(run, 2, end="exited", events=ruined(150, 151))

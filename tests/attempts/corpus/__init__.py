@@ -98,7 +98,7 @@ def _read(path: Path) -> Iterator[Entry]:
             end=AttemptEnd(options["end"]) if "end" in options else None,
             state=JobState(state) if state else None,
             exit_code=int(code) if code.isdecimal() else None,
-            has_oom_kill="oom_kill" in options,
+            oom_kills=int("oom_kill" in options),
         )
         yield Entry(name, failure, source, evidence, marked, _fingerprint(failure, marked, name))
 
