@@ -42,6 +42,7 @@ resil_unsure=            # SLURM did not say whether it ended the job
 resil_launched_at=0      # in seconds of this shell
 resil_cgroups=/sys/fs/cgroup
 resil_oom_before=        # what resil_oom_kills found before the launch
+resil_queue_pid=         # process id of resil_keep_jobs_queued
 
 export RESIL_JOB_ID=${SLURM_JOB_ID:-0}
 export RESIL_RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
@@ -262,7 +263,10 @@ resil_find_siblings() { # resil_siblings: ids, one for all queued tasks of an ar
       { read -r array <"$id/state"; } 2>/dev/null || [ -n "$array" ] || continue
       if [ "$array" != PENDING ] || ! resil_is_ours "$comment"; then continue; fi
       array=''
-      if [ "${1:-}" != all ]; then { read -r array <"$id/array"; } 2>/dev/null; fi
+      if [ "${1:-}" != all ]; then
+        grep -qsF '"held":true' -- "$id/task.json" && continue
+        { read -r array <"$id/array"; } 2>/dev/null
+      fi
       id=${array:-$id}
       [[ " ${resil_siblings[*]-} " == *" ${id##*/} "* ]] || resil_siblings+=("${id##*/}")
     done
@@ -483,11 +487,12 @@ resil_advanced() { # job attempt: whether a save of it was durable, and newer th
   [ "$resil_best" != "$before" ]
 }
 
-# Without a guard no step is known: then an attempt that trained for five minutes counts as progress.
+# Where no guard was ever seen no step is known: then an attempt that trained for five minutes counts as progress. Of a
+# run with a guard, an attempt in which the guard did not begin (ranks that wait for each other) has not trained.
 resil_count() { # end code: add this attempt to the counts. Fails unless it made progress
   resil_tally "$RESIL_ATTEMPT"
   if resil_advanced "$RESIL_JOB_ID" "$RESIL_ATTEMPT" || [ "$1:$2" = exited:0 ] || [ "$1" = finished ] ||
-    { [ ! -e "$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl" ] && [ "$resil_launched" = true ] &&
+    { [ -z "$resil_best" ] && [ ! -e "$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl" ] && [ "$resil_launched" = true ] &&
       ((SECONDS - resil_launched_at >= 300)); }; then
     resil_burnt=0 resil_outside=0
     return 0
@@ -614,6 +619,72 @@ resil_check_breaker() { # [counted]: end this job if the breaker is open. Withou
   resil_say "nothing was launched; see why: resil why $RESIL_RUN; continue: resil breaker close $RESIL_RUN"
   resil_hold_siblings
   resil_finish 75 stopped "the breaker is open: $resil_open_why"
+}
+
+# ---- never dry ------------------------------------------------------------------------------------------------
+
+# With [act] keep_queued, in the background of a job that may train: resil queues what is missing, where its Python can be
+# run here. Again after a while, because a limit of the site or a silent scheduler may have been in the way.
+resil_keep_jobs_queued() {
+  local said code before=
+  while kill -0 $$ 2>/dev/null; do
+    said=$(timeout -k 5 150 bash -c "$resil_keep_queued" 2>&1)
+    code=$? said=${said##*$'\n'}
+    if [ -n "$said" ] && [ "$said" != "$before" ]; then
+      if [ "$code" = 0 ]; then resil_say "$said"; fi
+      resil_json "$said"
+      resil_journal keep_queued code "$code" said "$REPLY"
+    fi
+    before=$said
+    resil_pause $((code == 75 ? 150 : 1860)) # more than IN_FLIGHT_S, and than PAUSE_S
+  done
+}
+
+# With [act] requeue, the job of an attempt that has ended runs again under its id: held if the breaker is open. Not if
+# it was ended from outside, except by its time limit: SLURM itself requeues preempted and lost jobs, and a cancelled one
+# must not run again. By its label: the raw id of an array's last task is that of the array, whose tasks would all run
+# again. SLURM kills this shell then, so nothing may follow.
+resil_requeue_self() { # end
+  local verb=requeue said try
+  [ -n "$resil_requeue" ] || return
+  case $1 in
+    finished | superseded | lost) return ;;
+    terminated) resil_is_over_time || return ;;
+  esac
+  if [ -e "$RESIL_RUN_DIR/finished" ] || resil_killed; then return; fi
+  if [ -z "$resil_act_enabled" ]; then
+    resil_say 'it would requeue this job; to let it: enabled = true under [act]'
+    return
+  elif resil_is_open && [ "$resil_open_acting" = true ]; then
+    verb=requeuehold
+    (umask "$resil_umask" && printf '%s\n' "$RESIL_JOB_ID" >>"$RESIL_RUN_DIR/attempts/breaker.held") 2>/dev/null || :
+  elif [ -z "$resil_number" ]; then
+    return # not counted: it could run again and again
+  fi
+  for try in 1 2 3; do
+    ((try == 1)) || resil_pause "$resil_still_s"
+    said=$(unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scontrol "$verb" "$resil_label" 2>&1) && said='' && break
+    case $said in
+      *'pending execution'*) said='' && break ;; # of the call before, which had no answer
+      *disabled* | *denied* | *nvalid*) break ;;
+    esac
+  done
+  if [ -z "$said" ]; then
+    resil_journal requeued verb "\"$verb\""
+  else
+    resil_record not_requeued "$said" "this job cannot be requeued here ($said); the run continues with its next job, if one is queued"
+  fi
+}
+
+resil_is_over_time() { # whether SLURM has ended this job at its time limit, or the batch shell after stop_after
+  local now
+  [ -z "$resil_forced" ] || return 0
+  if [ "${RESIL_SCHEDULER:-}" = local ]; then
+    printf -v now '%(%s)T' -1
+    [ -n "${RESIL_END_TIME:-}" ] && ((now >= RESIL_END_TIME))
+  else
+    [ "$(resil_squeue -j "$RESIL_JOB_ID" -o %r)" = TimeLimit ]
+  fi
 }
 
 # ---- the heartbeat --------------------------------------------------------------------------------------------
@@ -1059,6 +1130,10 @@ resil_begin() {
   resil_time
   resil_say "START attempt $RESIL_ATTEMPT of $RESIL_RUN: job $resil_label on $resil_host at $REPLY, restart $RESIL_RESTART_COUNT"
   resil_journal attempt_start nodes "\"${SLURM_JOB_NODELIST:-$resil_host}\""
+  if [ -n "$resil_keep_queued" ]; then
+    resil_keep_jobs_queued </dev/null &
+    resil_queue_pid=$!
+  fi
 }
 
 resil_job_environment() { # variables of the job for the launch
@@ -1309,7 +1384,8 @@ resil_finish() { # code end why: record the end of this attempt, and exit
   resil_deaf
   resil_over=yes
   if [ -n "$resil_beat_pid" ]; then
-    kill -s TERM "$resil_beat_pid" 2>/dev/null
+    # shellcheck disable=SC2086 # words
+    kill -s TERM $resil_beat_pid $resil_queue_pid 2>/dev/null
     while resil_hear 0.01; do :; done
     if [ -n "$resil_superseded_by" ]; then
       code=75 end=superseded why="attempt $resil_superseded_by has begun"
@@ -1346,6 +1422,7 @@ resil_finish() { # code end why: record the end of this attempt, and exit
   resil_journal "attempt_end" end "\"$end\"" exit_code "$code" launched "$resil_launched" reason "$json"
   resil_time
   resil_say "END attempt ${RESIL_ATTEMPT:--} of $RESIL_RUN: job $resil_label on $resil_host at $REPLY: $end, exit code $code"
+  resil_requeue_self "$end" || :
   exit "$code"
 }
 

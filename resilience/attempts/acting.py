@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from resilience import layout
 from resilience.attempts.breaker import (
-    LOOKED_AT,
     Breaker,
     State,
     Treatment,
     decide,
+    looked_at,
     treatment_of,
     treatment_of_class,
 )
@@ -44,6 +44,7 @@ from resilience.runs.breaker_file import (
     remove_breaker,
     write_breaker,
     write_closed,
+    write_counts,
     write_held,
 )
 from resilience.runs.run_files import attempt_numbers, read_attempts
@@ -112,10 +113,10 @@ def act(project: Project, directory: RunDirectory) -> str:
         return ""
     if directory.is_finished() or (state is not None and state.is_of_a_person):
         return ""
-    rows = read_ledger(directory, newest=LOOKED_AT)
+    now, settings = project.system.clock.now(), project.loaded.settings.act
+    rows = read_ledger(directory, newest=looked_at(settings))
     if not rows:
         return ""  # their files were removed: nothing is known
-    now, settings = project.system.clock.now(), project.loaded.settings.act
     decision = decide(rows, settings, now, closed_after=last_closed(directory))
     said = [go_elsewhere(project, directory, decision.elsewhere)]
     if state is not None or may_open:
@@ -132,6 +133,8 @@ def _open_or_close(
     if decision.state is State.CLOSED:
         if state is None or rows[-1].attempt < state.attempt:  # an older view than that of its opener
             return ""
+        ended = [one.attempt for one in rows if one.failure is not None]
+        write_counts(directory, ended[-1] if ended else 0, decision.burnt, decision.outside)
         did = _named(close(project, directory), "released")
         return f"the breaker of {directory.run} is closed: {decision.reason}{did}"
     found = OpenBreaker(

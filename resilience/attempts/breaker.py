@@ -92,10 +92,8 @@ MOST_EXCLUDED = 3
 """If more hosts seem to be bad, the cause is another one."""
 EXCLUDED_S = 86400.0
 """Older failures do not count against a host: nodes are repaired."""
-LOOKED_AT = 40
-"""The newest attempts that are read: more than the budgets of failures and of ends from outside together."""
 SHORT_S = 300.0
-"""Without a guard no step is known: an attempt that failed sooner than this counts as one without progress."""
+"""Without a guard no step is known: an attempt that ended sooner than this counts as one without progress."""
 BACKOFF_S, LONGEST_BACKOFF_S = 10.0, 300.0
 """Kubernetes, pod lifecycle, CrashLoopBackOff."""
 
@@ -115,7 +113,8 @@ class Breaker:
     Attributes:
         state: see State.
         reason: one sentence.
-        burnt: attempts in a row without progress.
+        burnt: attempts in a row that failed without progress.
+        outside: attempts that were ended from outside since the last progress.
         culprit: the host that causes these failures, as far as the ledger tells; empty: none. See _culprit.
         elsewhere: hosts that queued jobs are to avoid, each with the reason. See _bad_hosts.
         retry_at: when an open breaker lets one attempt through; None: a person must close it.
@@ -124,9 +123,15 @@ class Breaker:
     state: State
     reason: str
     burnt: int = 0
+    outside: int = 0
     culprit: str = ""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     retry_at: float | None = None
+
+
+def looked_at(policy: ActSettings) -> int:
+    """Return how many of the newest attempts are read: more than all budgets together."""
+    return 40 + policy.failures + policy.half_open + policy.neutral
 
 
 def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, closed_after: int = 0) -> Breaker:
@@ -148,22 +153,32 @@ def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, cl
     progressed = _with_progress(attempts)
     since = [one for one in ended if one.attempt > max(progressed, default=0)]
     failures = [one for one in since if treatment_of(one, policy) is not Treatment.NEUTRAL]
-    why = _why_open(failures, ended[-len(since) - 1 :], policy) if failures else ""
-    culprit = _culprit(failures, ended, policy)
     recent = [one for one in ended if now - (one.end_time or 0) < EXCLUDED_S]
     elsewhere = _bad_hosts(recent, [one for one in attempts if one.attempt in progressed], policy)
-    if why:
-        return replace(_open(failures, why, culprit, elsewhere, policy, now), elsewhere=elsewhere)
     outside = [
         one for one in since if treatment_of(one, policy) is Treatment.NEUTRAL and _class(one) not in _DELIBERATE
     ]
+    found = Breaker(
+        state=State.CLOSED,
+        reason="the last attempts made progress, or were ended from outside",
+        burnt=len(failures),
+        outside=len(outside),
+        culprit=_culprit(failures, ended, policy),
+        elsewhere=elsewhere,
+    )
     if policy.neutral and len(outside) >= policy.neutral:
-        text = f"{plural(len(outside), 'attempt')} in a row ended from outside before a new checkpoint"
-        return Breaker(state=State.OPEN, reason=text, burnt=len(outside), elsewhere=elsewhere)
-    text = "the last attempts made progress, or were ended from outside"
+        is_short = {_class(one) for one in outside} == {FailureClass.WALLTIME}
+        how = "reached their time limit" if is_short else "ended from outside"
+        advice = ": save more often, or ask for more time" if is_short else ""
+        text = f"{plural(len(outside), 'attempt')} in a row {how} before a new checkpoint{advice}"
+        return replace(found, state=State.OPEN, reason=text)
+    why, may_heal = _why_open(failures, ended[-len(since) - 1 :], elsewhere, policy) if failures else ("", False)
+    if why:
+        return _open(replace(found, reason=why), failures[-1].end_time if may_heal else None, policy, now)
     if failures:
         text = f"{plural(len(failures), 'attempt')} of {policy.failures} without progress: {_named(failures[-1])}"
-    return Breaker(state=State.CLOSED, reason=text, burnt=len(failures), culprit=culprit, elsewhere=elsewhere)
+        return replace(found, reason=text)
+    return found
 
 
 def with_decisions(
@@ -173,7 +188,7 @@ def with_decisions(
     found = []
     for index, one in enumerate(attempts):
         if one.failure is not None and treatment_of(one, policy) is not Treatment.END:
-            known = attempts[max(0, index + 1 - LOOKED_AT) : index + 1]
+            known = attempts[max(0, index + 1 - looked_at(policy)) : index + 1]
             at = attempts[index + 1].start_time if index + 1 < len(attempts) else now
             closed = closed_after if closed_after < one.attempt else 0
             one = replace(one, decided=_decided(one, decide(known, policy, at, closed_after=closed), policy))
@@ -235,29 +250,38 @@ def _with_progress(attempts: Sequence[LedgerRow]) -> set[int]:
 
 
 def _makes_progress(one: LedgerRow, best: int | None) -> bool:
-    if one.end is AttemptEnd.EXITED and one.exit_code == 0:
+    is_finished = one.failure is not None and _class(one) is FailureClass.FINISHED
+    if is_finished or (one.end is AttemptEnd.EXITED and one.exit_code == 0):
         return True
     if one.durable_step is not None:
         return best is None or one.durable_step > best
-    if one.first_step is None and one.last_step is None:  # no guard: only the time tells
-        return one.seconds is not None and one.seconds >= SHORT_S
+    if best is None and one.first_step is None and one.last_step is None:  # no guard: only the time tells
+        launched, ended = one.launch_time, one.end_time
+        return launched is not None and ended is not None and ended - launched >= SHORT_S
     return False
 
 
-def _why_open(failures: Sequence[LedgerRow], recent: Sequence[LedgerRow], policy: ActSettings) -> str:
-    """Return why to open; empty for no reason. `recent`: the attempts since the last progress, and the one that made
-    it, which may have failed at the same step."""
-    last = failures[-1]
+def _why_open(
+    failures: Sequence[LedgerRow], recent: Sequence[LedgerRow], elsewhere: Collection[str], policy: ActSettings
+) -> tuple[str, bool]:
+    """Return why to open, empty for no reason, and whether a further attempt may heal it: if one of the causes may, or
+    the next attempt avoids the host of the last.
+
+    `recent`: the attempts since the last progress, and the one that made it, which may have failed at the same step.
+    """
+    last, how = failures[-1], [treatment_of(one, policy) for one in failures]
     if not policy.failures:
-        return ""
-    if treatment_of(last, policy) is Treatment.NEVER:
-        return f"no restart heals it: {_named(last)}"
+        return "", False
+    if how[-1] is Treatment.NEVER:
+        return f"no restart heals it: {_named(last)}", False
     is_again = any(_is_same(one, last) for one in recent if one is not last)
-    if treatment_of(last, policy) in _RECURS and is_again:
-        return f"the same cause twice at the same step: {_named(last)}"
+    if how[-1] in _RECURS and is_again:
+        return f"the same cause twice at the same step: {_named(last)}", False
     if len(failures) >= policy.failures:
-        return f"{plural(len(failures), 'attempt')} in a row without a new checkpoint, the last: {_named(last)}"
-    return ""
+        text = f"{plural(len(failures), 'attempt')} in a row without a new checkpoint, the last: {_named(last)}"
+        avoids = how[-1] is Treatment.RETRY and not _nodes(last).isdisjoint(elsewhere)
+        return text, avoids or not _MAY_HEAL.isdisjoint(how)
+    return "", False
 
 
 def _is_same(one: LedgerRow, other: LedgerRow) -> bool:
@@ -267,21 +291,15 @@ def _is_same(one: LedgerRow, other: LedgerRow) -> bool:
     return is_same_step and first.fingerprint == second.fingerprint
 
 
-def _open(
-    burnt: Sequence[LedgerRow], reason: str, culprit: str, elsewhere: Collection[str], policy: ActSettings, now: float
-) -> Breaker:
-    """Return an open breaker, or a half-open one once the back-off of a failure that may heal is over: by itself, or
-    because the next attempt avoids its host."""
-    last = burnt[-1]
-    tried = len(burnt) - policy.failures
-    treatment = treatment_of(last, policy)
-    may_heal = treatment in _MAY_HEAL or (treatment is Treatment.RETRY and _nodes(last) & {*elsewhere})
-    if not may_heal or last.end_time is None or tried >= policy.half_open:
-        return Breaker(state=State.OPEN, reason=reason, burnt=len(burnt), culprit=culprit)
-    retry_at = last.end_time + min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** max(0, tried))
+def _open(found: Breaker, failed_at: float | None, policy: ActSettings, now: float) -> Breaker:
+    """Return an open breaker, or a half-open one once the back-off is over. `failed_at`: None for what cannot heal."""
+    tried = found.burnt - policy.failures
+    if failed_at is None or tried >= policy.half_open:
+        return replace(found, state=State.OPEN)
+    retry_at = failed_at + min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** max(0, tried))
     state = State.HALF_OPEN if now >= retry_at else State.OPEN
-    text = f"{reason}; it may heal on other nodes than {culprit}" if culprit else reason
-    return Breaker(state=state, reason=text, burnt=len(burnt), culprit=culprit, retry_at=retry_at)
+    hint = f"; it may heal on other nodes than {found.culprit}" if found.culprit else ""
+    return replace(found, state=state, reason=found.reason + hint, retry_at=retry_at)
 
 
 def _bad_hosts(ended: Sequence[LedgerRow], progressed: Sequence[LedgerRow], policy: ActSettings) -> Mapping[str, str]:

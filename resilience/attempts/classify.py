@@ -128,6 +128,7 @@ class Evidence:
         stopped_why: reason of a deliberate stop, by the guards.
         ruined_why, ruined_step: reason and step of a stop by the guards because the state of the training was ruined.
         elastic: exception of the first failing rank, from torchelastic's error file.
+        is_restarted: whether SLURM has started the job again.
         log: end of the log.
     """
 
@@ -141,6 +142,7 @@ class Evidence:
     ruined_why: str = ""
     ruined_step: int | None = None
     elastic: RankError | None = None
+    is_restarted: bool = False
     log: str = ""
 
 
@@ -507,7 +509,8 @@ def _of_match(one: _Match, reading: _Reading, confidence: Confidence) -> Failure
     line = split_rank(reading.lines[one.index])[1].strip()
     block = next((block for block in reading.blocks if block.begin <= one.index <= block.end), None)
     where = f"{block.frame}: " if block is not None and block.is_own else ""
-    rank, host = _culprit(one.rank, one.host, reading)
+    is_echo = one.rule.role is Role.CASCADE and "rank" not in one.rule.pattern.groupindex
+    rank, host = _culprit(None, "", reading) if is_echo else _culprit(one.rank, one.host, reading)
     return Failure(
         failure=one.rule.failure,
         confidence=confidence,
@@ -575,14 +578,18 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
     elif code is not None and 128 < code <= 192:
         number = code - 128
         found = _plain(_SIGNALS.get(number, killed), Confidence.GUESS, f"a process was ended by signal {number}")
+    elif evidence.end is AttemptEnd.LOST and evidence.is_restarted:
+        reason = "SLURM started the job again although this start recorded no end, as after a lost node"
+        found = _plain(FailureClass.NODE_FAILURE, Confidence.LIKELY, reason)
     elif evidence.end is AttemptEnd.LOST:
         found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, "no end was recorded, and the log shows no cause")
     elif code is not None:
         found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, f"it ended with exit code {code}, without a known cause")
     else:
-        found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, "the log shows no cause that is known")
+        steps = "ends with steps, and " if reading.steps and reading.steps[-1] >= len(reading.lines) - 3 else ""
+        found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, f"the log {steps}shows no cause that is known")
     if code == 128 + SIGKILL and evidence.memory_why:
-        said = f"a process was ended by signal 9, and its guard had found: {evidence.memory_why}"
+        said = f"a process was ended by signal 9: {evidence.memory_why}"
         return replace(_plain(FailureClass.HOST_OOM, Confidence.LIKELY, said), advice=OOM_ADVICE)
     hints = [
         one

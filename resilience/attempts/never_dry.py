@@ -1,7 +1,8 @@
 """Keeps a run from running dry: queues its last script again while too few jobs wait behind the running one.
 
-Exactly once per need: the submissions of the run are read before the queue, so that a submit which was journalled
-meanwhile, by another watchdog or by a person, is one that has met the need (runs/submit.py yields to it).
+A job that starts does this (cli/keep_queued.py), and each tick of a watchdog. Exactly once per need: the submissions of
+the run are read before the queue, so that a submit which was journalled meanwhile, or had no result then, is one that
+has met the need, whoever made it (runs/submit.py yields to it).
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def keep_queued(project: Project, directory: RunDirectory) -> str:
     settings, now = project.loaded.settings.act, project.system.clock.now()
     journal = read_journal(directory)  # before the queue
     last = newest_intent(journal.intents)
-    if not settings.keep_queued or last is None or not last.script or last.adopted or _is_paused(journal.intents, now):
+    if not settings.keep_queued or settings.requeue or last is None or not last.script or last.adopted:
+        return ""
+    if _is_paused(journal.intents, now):
         return ""
     if journal.done is not None and journal.done.deed in (Deed.CANCELLED, Deed.CANCELLED_PENDING):
         return ""
@@ -71,8 +74,10 @@ def _queue(
         exclude=_option(words, "exclude"),
         time=_option(words, "time"),
     )
+    # The queue may have been asked before the job of a submission without a result appeared there.
+    settled = {intent.token for intent in intents if intent.outcome in (Outcome.SUBMITTED, Outcome.REFUSED)}
     try:
-        perform(project, prepare(project, request), seen={intent.token for intent in intents})
+        perform(project, prepare(project, request), seen=settled)
     except (SubmissionUncertain, SchedulerUnavailable):  # or another submit was first
         raise
     except SchedulerError as error:
@@ -85,7 +90,8 @@ def _option(words: Sequence[str], name: str) -> str:
 
 
 def _is_paused(intents: Sequence[Intent], now: float) -> bool:
-    return bool(intents) and intents[-1].outcome is Outcome.REFUSED and now - intents[-1].time < PAUSE_S
+    last = next((one for one in reversed(intents) if not one.gave_way), None)
+    return last is not None and last.outcome is Outcome.REFUSED and now - last.time < PAUSE_S
 
 
 def _is_killed(directory: RunDirectory) -> bool:

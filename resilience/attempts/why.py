@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.attempts.breaker import LOOKED_AT, with_decisions
+from resilience.attempts.breaker import looked_at, with_decisions
 from resilience.attempts.classify import Evidence, classify
 from resilience.attempts.failure import Failure
 from resilience.attempts.ledger import evidence_of, kept_end, read_end, read_ledger
@@ -74,7 +74,7 @@ def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = No
     failure = classify(evidence) if kept is None or evidence.log else kept.failure
     policy, closed = project.loaded.settings.act, last_closed(directory)
     later = sum(number > attempt.number for number in attempt_numbers(directory))
-    rows = read_ledger(directory, newest=later + LOOKED_AT)
+    rows = read_ledger(directory, newest=later + looked_at(policy))
     rows = with_decisions(rows, policy, project.system.clock.now(), closed_after=closed)
     decided = next((row.decided for row in rows if row.attempt == attempt.number), "")
     return Why(

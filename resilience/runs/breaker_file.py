@@ -173,6 +173,21 @@ def write_held(directory: RunDirectory, jobs: Iterable[JobId]) -> None:
     write_atomic(breaker_path(directory, layout.BREAKER_HELD), text, mode=directory.file_mode)
 
 
+def write_counts(directory: RunDirectory, attempt: int, burnt: int, outside: int) -> None:
+    """Correct the counts in the end of an attempt, where later batch shells go on from. Raise StateDirectoryError.
+
+    A watchdog that closes the breaker of a batch shell knows more than the shell: without this, the next one opens it
+    again.
+    """
+    path = directory.path / layout.ATTEMPTS / layout.attempt_end_file(attempt)
+    found = read_regular(path)
+    if found is not None:
+        lines = found[0].decode("utf-8", "replace").splitlines()
+        kept = [line for line in lines if not line.startswith(("burnt =", "outside ="))]
+        text = "\n".join([*kept, f"burnt = {burnt}", f"outside = {outside}\n"])
+        write_atomic(path, text, mode=directory.file_mode)
+
+
 def last_closed(directory: RunDirectory) -> int:
     """Return the newest attempt that no longer counts, because a person closed the breaker after it; 0: none."""
     import tomllib

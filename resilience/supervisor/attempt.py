@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from typing import Any
 from resilience import layout
 from resilience.base.files import read_regular, replace_file
 from resilience.base.switches import name_of_user
+from resilience.errors import EX_TEMPFAIL
 from resilience.guard.heartbeat.beat import quote
 from resilience.guard.heartbeat.run_directory import append_journal, as_line, file_mode, subfolder
 from resilience.guard.rank_info import RankInfo
 from resilience.runs.attempts import AttemptEnd
+from resilience.switch import printable
 
 LOOKED_BACK = 50
 """Earlier attempts that are searched for the counts, as the batch shell does."""
@@ -59,9 +62,7 @@ class AttemptRecord:
         line = as_line({**head, "label": self.label, "restart": place.restart, "host": place.host, **fields})
         append_journal(place.run_dir, place.job_id, "batch", [line])
 
-    def finish(
-        self, end: AttemptEnd, code: int, why: str, *, launched: bool = True, oom_kills: int | None = None
-    ) -> None:
+    def finish(self, end: AttemptEnd, code: int, why: str, *, launched: bool = True) -> None:
         """Record its end."""
         now = time.time()
         burnt, outside = self._counts()
@@ -74,7 +75,6 @@ class AttemptRecord:
         fields = {
             "end": quote(end.value), "exit_code": code, "time": int(now), "launched": str(launched).lower(),
             "gone": str(self.place.is_one_node).lower(), "burnt": burnt, "outside": outside, "why": quote(why),
-            **({} if oom_kills is None else {"oom_kills": oom_kills}),
         }  # fmt: skip
         text = "".join(f"{key} = {value}\n" for key, value in fields.items())
         replace_file(self.path(layout.attempt_end_file(self.number)), text, mode=file_mode(self.place.run_dir))
@@ -147,6 +147,39 @@ def find_attempt(place: RankInfo, wait_s: float) -> int:
         if time.monotonic() >= until:
             return 0
         time.sleep(0.2)
+
+
+def end_of(code: int, *, is_finished: bool, asked: str, asked_signal: int, received: str) -> tuple[AttemptEnd, str]:
+    """Return how an attempt ended, and why. Pure.
+
+    `asked`: why the command was asked to stop, `asked_signal` by which signal; `received`: the first signal from
+    outside that ends programs.
+    """
+    if code == 0 and is_finished:
+        return AttemptEnd.FINISHED, ""
+    if asked and (code in (0, EX_TEMPFAIL) or (code == 128 + asked_signal and asked_signal != signal.SIGTERM)):
+        return AttemptEnd.STOPPED, asked
+    if received and (code or received == signal.SIGTERM.name):
+        return AttemptEnd.TERMINATED, received
+    if asked:
+        return AttemptEnd.TERMINATED, asked
+    killed = next((f"killed by {one.name}" for one in signal.Signals if code == 128 + one), "")
+    return (AttemptEnd.STOPPED if code == EX_TEMPFAIL else AttemptEnd.EXITED), killed
+
+
+def note_failure(place: RankInfo, number: int, why: str) -> None:
+    """Note that this rank, which does not write the attempt's record, has failed by itself. Raise OSError."""
+    path = os.path.join(place.run_dir, layout.ATTEMPTS, f"{layout.attempt_file(number)}.failed.{place.rank}")
+    replace_file(path, f"rank {place.rank} on {place.host} failed: {why}\n", mode=file_mode(place.run_dir))
+
+
+def first_failure(place: RankInfo, number: int) -> str:
+    """Return what another rank has noted, the first of several; empty if none has failed by itself. Raise OSError."""
+    directory = os.path.join(place.run_dir, layout.ATTEMPTS)
+    start = f"{layout.attempt_file(number)}.failed."
+    paths = [os.path.join(directory, name) for name in os.listdir(directory) if name.startswith(start)]
+    found = read_regular(min(paths, key=os.path.getmtime)) if paths else None
+    return printable(found[0].decode("utf-8", "replace").strip()) if found is not None else ""
 
 
 def _create(path: str, text: bytes, mode: int) -> bool:

@@ -40,15 +40,11 @@ class MemoryWatch:
 
     def explain_kill(self) -> str:
         """Return why the kernel may have killed the command; empty if its memory was not short."""
-        if self.kills() > 0:
+        if self._oom_kills() > self._kills:
             return "the kernel's OOM killer has killed a process of its cgroup"
         if self.peak is not None and self.peak.percent >= HIGH_PERCENT:
             return describe(self.peak)
         return ""
-
-    def kills(self) -> int:
-        """Return how many processes of this cgroup the OOM killer has killed since this object was made."""
-        return max(0, self._oom_kills() - self._kills)
 
     def _read_tree(self) -> list[Reading]:
         """Return the resident memory of this process and all below it, of the machine's."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.attempts.breaker import TREATMENTS, Breaker, State, Treatment, decide, with_decisions
+from resilience.attempts.breaker import TREATMENTS, Breaker, State, Treatment, decide, looked_at, with_decisions
 from resilience.attempts.failure import Confidence, Failure, FailureClass
 from resilience.attempts.ledger import LedgerRow, causes_of
 from resilience.errors import SettingsError
@@ -20,7 +18,6 @@ from resilience.settings.sections import ActSettings
 
 C = FailureClass
 POLICY = ActSettings()
-HISTORIES = 100_000 if "RESIL_SOAK" in os.environ else 1_000
 
 
 def row(
@@ -45,6 +42,7 @@ def row(
         attempt=number,
         job=str(number),
         start_time=start,
+        launch_time=start,
         end_time=None if cause is None else start + seconds,
         first_step=0 if has_guard else None,
         last_step=last if last is not None or not has_guard else seen,
@@ -162,6 +160,32 @@ def test_what_may_heal_is_tried_again_one_at_a_time_and_ever_later() -> None:
     assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0] and len(rows) == POLICY.failures + POLICY.half_open
 
 
+def test_a_time_limit_before_the_first_checkpoint_is_told_as_that() -> None:
+    rows = [row(n, C.WALLTIME) for n in range(1, 21)]
+    told = (
+        "20 attempts in a row reached their time limit before a new checkpoint: save more often, or ask for more time"
+    )
+    assert at_end(rows).reason == told
+    assert "ended from outside" in at_end([*rows[:-1], row(20, C.PREEMPTED)]).reason
+
+
+@pytest.mark.parametrize(
+    ("classes", "heals"),
+    [
+        ([C.NETWORK, C.UNKNOWN, C.EXCEPTION], True),
+        ([C.KILLED, C.UNKNOWN, C.EXCEPTION], False),
+        ([C.NETWORK, C.GPU_FAULT, C.DISK_FULL], False),
+        ([C.NETWORK, C.NAN_LOSS, C.NAN_LOSS], False),
+    ],
+    ids=str,
+)
+def test_of_several_causes_one_that_may_heal_is_enough_to_try_unless_the_last_is_hopeless(
+    classes: list[FailureClass], heals: bool
+) -> None:
+    rows = [row(n, one, last=7) for n, one in enumerate(classes, 1)]
+    assert at_end(rows).state is State.OPEN and (at_end(rows).retry_at is not None) is heals
+
+
 def test_ends_from_outside_have_a_budget_of_their_own() -> None:
     rows = [row(1, C.UNKNOWN), *(row(n, C.PREEMPTED) for n in range(2, 22))]
     assert at_end(rows[:-1]).state is State.CLOSED
@@ -249,27 +273,34 @@ def test_without_a_guard_the_time_tells() -> None:
     assert at_end(rows).state is State.OPEN
 
 
-def test_over_drawn_histories_it_never_stops_progress_and_never_burns_more_than_its_budget() -> None:
-    """A scheduler that obeys the breaker, and a training whose failures are drawn."""
-    drawn = random.Random(20261122)
-    neutral = [one for one, how in TREATMENTS.items() if how is Treatment.NEUTRAL]
-    others = [one for one in FailureClass if one not in neutral and one is not C.FINISHED]
-    for _ in range(HISTORIES):
-        rows: list[LedgerRow] = []
-        durable: int | None = None
-        burnt, progressed, chance = 0, False, drawn.choice((0.0, 0.2, 0.9))
-        for number in range(1, 30):
-            decision = at_end(rows, later_s=drawn.choice((0.0, 15.0, 900.0)))
-            if progressed:
-                assert decision.state is State.CLOSED, "it has just made progress"
-            if decision.state is State.OPEN:
-                break
-            failure = drawn.choice(neutral if drawn.random() < 0.3 else others)
-            if progressed := drawn.random() < chance:
-                durable = (durable or 0) + 1
-            rows.append(row(number, failure, durable=durable, host=drawn.choice(("n1", "n2", ""))))
-            burnt = 0 if progressed else burnt + (failure not in neutral)
-            assert burnt <= POLICY.failures + POLICY.half_open
+def test_a_finished_run_that_goes_on_has_not_failed_before() -> None:
+    rows = [row(1, C.FINISHED), row(2, C.UNKNOWN), row(3, C.UNKNOWN)]
+    assert (at_end(rows).state, at_end(rows).burnt) == (State.CLOSED, 2)
+
+
+def test_setup_and_waiting_are_no_training() -> None:
+    rows = [replace(row(n, C.UNKNOWN, has_guard=False, seconds=900.0), launch_time=None) for n in (1, 2, 3)]
+    assert at_end(rows).state is State.OPEN, "nothing was launched"
+    rows = [replace(one, launch_time=one.start_time + 890.0) for one in rows]
+    assert at_end(rows).state is State.OPEN, "ten seconds after a setup of a quarter of an hour"
+
+
+def test_an_attempt_whose_guard_never_began_has_not_trained_however_long_it_took() -> None:
+    waits = [row(n, C.RENDEZVOUS, has_guard=False, seconds=900.0) for n in (2, 3, 4)]
+    assert at_end([row(1, C.WALLTIME, durable=50), *waits]).state is State.OPEN
+    assert at_end([row(1, C.WALLTIME, has_guard=False), *waits]).state is State.CLOSED, "it may have no guard at all"
+
+
+def test_tries_after_the_back_off_have_the_budget_of_ends_from_outside_as_well() -> None:
+    rows = [*(row(n, C.NETWORK) for n in (1, 2, 3)), *(row(n, C.PREEMPTED) for n in range(4, 24))]
+    assert at_end(rows[:-1], later_s=900.0).state is State.HALF_OPEN
+    assert (at_end(rows, later_s=900.0).state, at_end(rows).outside) == (State.OPEN, 20)
+
+
+@pytest.mark.parametrize("policy", [ActSettings(failures=60), ActSettings(neutral=90)], ids=str)
+def test_a_large_budget_is_reached_within_the_attempts_that_are_read(policy: ActSettings) -> None:
+    rows = [row(n, (C.PREEMPTED, C.UNKNOWN)[policy.failures == 60]) for n in range(1, 200)]
+    assert decide(rows[-looked_at(policy) :], policy, 1e6).state is State.OPEN
 
 
 def test_the_documentation_has_each_class_once_with_its_treatment() -> None:

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -19,6 +20,7 @@ from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Deed, Intervention, own_script_of, read_intents, record_intervention
 from resilience.runs.submit import perform, prepare
 from resilience.runs.submit_plan import SubmitRequest
+from resilience.submission import Submission
 from tests.lab.fakes import DOWN, ME, FakeClock, FakeScheduler, make_project
 
 SETTINGS = """
@@ -132,6 +134,33 @@ def test_a_tick_that_looked_before_another_had_queued_yields_to_it(run: Run, mon
     with pytest.raises(SchedulerUnavailable, match="was first"):
         run.tick()
     assert run.submits == 1 and run.tick() == ""
+    run.queue.records[1] = replace(run.queue.records[1], state=JobState.RUNNING)
+    assert run.tick().startswith("queued 2 jobs"), "to have yielded is no limit of the site, and no reason to wait"
+
+
+def test_a_tick_that_looked_while_another_one_was_queueing_yields_to_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one has journalled and waits for sbatch; the other sees neither job nor result; then the one ends."""
+    sends, looked = Event(), Event()
+
+    def slow_sbatch(_: Submission) -> None:
+        sends.set()
+        assert looked.wait(30)
+
+    def late(project: Project, request: SubmitRequest) -> object:
+        looked.set()
+        assert first.result(30).startswith("queued 2 jobs")
+        return prepare(project, request)
+
+    run.queue.at_submit = slow_sbatch
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(run.tick)
+        assert sends.wait(30)
+        monkeypatch.setattr(never_dry, "prepare", late)
+        with pytest.raises(SchedulerUnavailable, match="was first"):
+            run.tick()
+    assert run.submits == 1
 
 
 def test_a_limit_of_the_site_is_said_and_not_tried_every_minute(run: Run) -> None:

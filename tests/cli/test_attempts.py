@@ -52,9 +52,11 @@ def test_the_ledger_is_a_table_json_and_a_timeline(shell: Shell, tmp_path: Path)
     assert said.code == 0 and "gpu oom" in said.out and "101_1" in said.out
     assert (tmp_path / "gpt.svg").read_text().startswith("<svg ")
     assert "  causes: gpu oom 1\n" in said.out
+    assert "\n  trained 1 min, waited 0 s, in total 1 min\n" in said.out
     found = json.loads(shell.resil("attempts", "--json").out)
     (row,) = found["attempts"]
     assert (row["failure"]["failure"], row["end"], row["exit_code"]) == ("gpu_oom", "exited", 1)
+    assert found["totals"] == {"trained_s": 60.0, "waited_s": 0.0, "total_s": 60.0}
     assert row["decided"] == "go on" and found["causes"] == [{"failure": "gpu_oom", "attempts": 1, "hosts": {}}]
 
 

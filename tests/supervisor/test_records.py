@@ -14,13 +14,13 @@ import pytest
 
 from resilience.attempts.ledger import read_ledger
 from resilience.guard.rank_info import RankInfo
-from resilience.supervisor.asking import parse_request
-from resilience.supervisor.attempt import claim_attempt, find_attempt
+from resilience.supervisor.asking import create_file, parse_request, remove_file
+from resilience.supervisor.attempt import claim_attempt, end_of, find_attempt
 from resilience.supervisor.memory import MemoryWatch
-from resilience.supervisor.supervisor import command_environment, end_of, own_environment
+from resilience.supervisor.supervisor import command_environment, own_environment
 from tests.guard.memory.memory_cgroups import Machine
 from tests.lab.disks import fill, needs_fuse, small_disk
-from tests.lab.hung import hung_directory, release
+from tests.lab.hung import hung_directory
 from tests.lab.waiting import until
 from tests.supervisor.stage import Stage, child_of, handler, read_line
 
@@ -235,16 +235,47 @@ def test_a_run_directory_that_is_gone_costs_records_only(stage: Stage) -> None:
     assert not (stage.path / "gone").exists()
 
 
+SHORT = """
+import sys
+from resilience.supervisor import supervisor
+supervisor.CLAIM_S = supervisor.END_S = supervisor.KILL_WAIT_S = 0.5
+sys.exit(supervisor.run_command(supervisor.RunOptions(tuple(sys.argv[1:]))))
+"""
+
+
 @needs_fuse
-@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="takes a quarter of a minute: RESIL_SOAK=1")
-def test_a_hung_run_directory_does_not_keep_the_command_from_running(stage: Stage, tmp_path: Path) -> None:
+def test_a_hung_run_directory_keeps_neither_the_command_nor_its_exit_code(stage: Stage, tmp_path: Path) -> None:
+    """No signal ends a process that waits in FUSE: nothing of the supervisor itself may wait there."""
     with hung_directory(tmp_path / "hung") as hung:
         stage.environ = {"RESIL_RUN_DIR": str(hung)}
-        began = time.monotonic()
-        with stage.start("sh", "-c", "echo trained; exit 4") as process:
-            assert read_line(process) == b"trained" and time.monotonic() - began < 40
-            release(hung)  # a thread that waits in FUSE, unlike one in NFS, keeps its process from ending
-            assert process.wait(30) == 4
+        words = [sys.executable, "-c", SHORT, "sh", "-c", "seq 100000; exit 4"]
+        done = subprocess.run(words, env=stage.full_environment, capture_output=True, timeout=20)
+    assert done.returncode == 4 and done.stdout.endswith(b"\n100000\n")
+    assert b"does not respond: starting without a record" in done.stderr
+
+
+@needs_fuse
+def test_a_run_directory_that_hangs_later_does_not_keep_the_exit_code(stage: Stage) -> None:
+    words = [sys.executable, "-c", SHORT, "sh", "-c", "echo ready; read x; echo trained; exit 4"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=stage.full_environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert read_line(process) == b"ready"
+        with (
+            hung_directory(stage.run.path / "attempts", over=True),
+            hung_directory(stage.run.path / "beats", over=True),
+        ):
+            assert process.communicate(b"\n", timeout=20)[0] == b"trained\n"
+            assert process.returncode == 4
+
+
+def test_what_ignores_sigterm_is_killed_after_a_kill_switch(stage: Stage) -> None:
+    words = [sys.executable, "-c", SHORT, "sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"]
+    with subprocess.Popen(words, env=stage.full_environment, stdout=subprocess.PIPE) as process:
+        assert read_line(process) == b"ready"
+        stage.switch("kill", 'why = "wrong data"\n')
+        assert process.wait(20) == 137
+    assert stage.events()[-3:] == ["kill_term", "kill_kill", "attempt_end"]
+    assert stage.attempts()[0].why.endswith(": wrong data") and str(stage.attempts()[0].end) == "terminated"
 
 
 # ---- without a job of resil
@@ -310,7 +341,7 @@ def test_what_another_job_or_a_dead_supervisor_has_left_is_dropped() -> None:
         (0, "300 s left", "SIGTERM", ("stopped", "300 s left")),
         (1, "300 s left", "", ("terminated", "300 s left")),
         (143, "", "SIGTERM", ("terminated", "SIGTERM")),
-        (137, "", "", ("exited", "")),
+        (137, "", "", ("exited", "killed by SIGKILL")),
         (0, "", "SIGHUP", ("exited", "")),
     ],
 )
@@ -328,11 +359,11 @@ def test_requests_are_signals_or_paths(tmp_path: Path, monkeypatch: pytest.Monke
         assert found is not None and (found.signal, found.describe()) == (signal.SIGUSR1, "SIGUSR1")
     request = parse_request("--stop", "./STOP")
     assert request is not None and request.path == f"{tmp_path}/STOP"
-    request.create_file("why not")
-    until(lambda: request.created is not None)
+    created = create_file(request.path, "why not")
+    assert created is not None and create_file(request.path, "again") is None
     (tmp_path / "STOP").unlink()
     (tmp_path / "STOP").write_text("another's")
-    request.remove_file()
+    remove_file(request.path, created)
     assert (tmp_path / "STOP").read_text() == "another's"
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,9 +18,11 @@ import pytest
 
 from resilience.attempts.acting import act
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.templates.script import ScriptSpec, render
+from resilience.schedulers._local.records import Task, to_json
 from resilience.settings.sections import ActSettings
 from tests.lab.fakes import make_project
-from tests.runs.templates.batch import Batch, Script
+from tests.runs.templates.batch import SHIPPED, Batch, Script
 
 ACTS = ActSettings(enabled=True)
 CAN_HOLD = '#!/bin/sh\necho "$@" >>scontrol.asked\n'
@@ -61,13 +64,16 @@ class Loop:
         file = f"{self.batch.run_dir}/journal/$SLURM_JOB_ID.0.jsonl"
         return f"printf '{line}\\n' $RESIL_ATTEMPT >>{file}; exit 1"
 
+    def functions(self) -> str:
+        """Return the functions of a rendered script, without what it does."""
+        wish = ScriptSpec(run="demo", run_dir=str(self.batch.run_dir), command="exit 75", act=self.act)
+        return render(SHIPPED, "python", wish).partition("\nresil_begin\n")[0] + "\n"
+
     def in_shell(self, commands: str) -> list[str]:
         """Run commands with the functions of a rendered script; return the lines of their output."""
-        self.batch.run("exit 75", 9999, act=self.act)
-        rendered, _, _ = self.batch.started[-1].log.with_suffix("").read_text().partition("\nresil_begin\n")
         environment = {**os.environ, "SLURM_JOB_ID": "1", "RESIL_SCHEDULER": "local"}
         script = self.batch.root / "in_shell"
-        script.write_text(f"{rendered}\n{commands}")
+        script.write_text(self.functions() + commands)
         done = subprocess.run(
             ["bash", str(script)], cwd=self.batch.root, env=environment, capture_output=True, text=True, check=True
         )
@@ -125,6 +131,15 @@ def test_of_an_array_of_the_embedded_scheduler_it_holds_the_array(loop: Loop) ->
         (loop.batch.state(task, "PENDING") / "array").write_text("90")
     loop.one(waiting=901)
     assert loop.asked == ["hold 90"]
+
+
+def test_a_job_of_the_embedded_scheduler_that_its_owner_holds_is_left_alone(loop: Loop) -> None:
+    loop.failed(2)
+    task = Task(raw=902, held=True)
+    (loop.batch.state(902, "PENDING") / "task.json").write_text(to_json(task))
+    (loop.batch.state(900, "PENDING") / "task.json").write_text(to_json(replace(task, held=False)))
+    loop.one()
+    assert loop.asked == ["hold 900"] and loop.file(".held").read_text() == "900\n"
 
 
 def test_without_leave_it_says_what_it_would_do(loop: Loop) -> None:

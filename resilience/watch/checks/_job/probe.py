@@ -261,7 +261,7 @@ class _QueueProbe:
             failures=recent(failures, now, self.settings.churn_s),
             restarts=restarts,
             is_chain=_is_chain(subject, jobs, past),
-            is_last=facts is not None and facts.done is not None and facts.done.deed is Deed.CANCELLED_PENDING,
+            is_last=facts is not None and (facts.requeues or _is_last(facts)),
             breaker=facts.breaker if facts is not None else None,
             attempts=facts.hosts if facts is not None else (),
             own=self.watched.own_name(subject) if facts is None else "",  # tokens tell a run's jobs apart
@@ -288,6 +288,10 @@ class _QueueProbe:
         if self.watched.own.ids:
             lines.append(f"excluded: this watchdog's own job {', '.join(map(str, sorted(self.watched.own.ids)))}")
         return tuple(lines)
+
+
+def _is_last(facts: RunFacts) -> bool:
+    return facts.done is not None and facts.done.deed is Deed.CANCELLED_PENDING
 
 
 def _conditions(

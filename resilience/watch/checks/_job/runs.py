@@ -61,6 +61,7 @@ class RunFacts:
         within_s: the requested time of `starts`.
         breaker: its breaker if that is open, or None.
         hosts: one line on each bad host.
+        requeues: whether its jobs requeue themselves.
     """
 
     directory: RunDirectory
@@ -80,6 +81,7 @@ class RunFacts:
     within_s: float = 0.0
     breaker: OpenBreaker | None = None
     hosts: tuple[str, ...] = ()
+    requeues: bool = False
 
     @property
     def run(self) -> str:
@@ -113,6 +115,11 @@ class RunFacts:
         return not any(word.startswith(("--dependency", "-d")) for word in intent.argv[:end])
 
 
+def _requeues(directory: RunDirectory) -> bool:
+    act = directory.settings().get("act")
+    return isinstance(act, dict) and act.get("enabled") is True and act.get("requeue") is True
+
+
 def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, within_s: float) -> Iterator[RunFacts]:
     """Yield the facts from each run's files, with `error` for a run that cannot be read."""
     is_known = cache(is_account)
@@ -141,6 +148,7 @@ def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, withi
                 within_s=within_s,
                 breaker=None if over else read_breaker(directory),
                 hosts=() if over else tuple(map(describe_exclusion, read_excluded(directory))),
+                requeues=not over and _requeues(directory),
             )
         except StateDirectoryError as error:
             yield RunFacts(directory, error=error.message)
