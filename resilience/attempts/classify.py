@@ -49,6 +49,9 @@ _STEP = re.compile(
     r"\b(?:global_?step|step|iter|iteration|batch|epoch)\b\W{0,4}(\d+)|\b(\d+)(?:/\d+)? ?\[|\| *(\d+)/\d+"
 )
 _STEP_WORDS = ("step", "iter", "batch", "epoch", "it/s", "s/it")
+_QUOTED_HEAD = "(most recent call last):\\n"
+_QUOTED = re.compile(r'Traceback \(most recent call last\):\\n(?:[^"\\\n]|\\.)*')
+_JSON_RANK = re.compile(r'"(?:global_)?rank": ?(\d{1,6})\b')
 _ELASTIC = "Root Cause (first observed failure):"
 _ELASTIC_FIELD = re.compile(r"^\s*(host|rank|exitcode)\s*:\s*(\S+)")
 _MASKED = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?|'[^']{40,}'")
@@ -244,7 +247,9 @@ def _of_ruin(evidence: Evidence) -> Failure:
 def _read(log: str) -> _Reading:
     if "\x1b" in log:
         log = _ESCAPES.sub("", log)
-    lines = ["" if line.startswith(_QUOTES) else line[:_MOST_LINE] for line in log.replace("\r", "\n").split("\n")]
+    log = log.replace("\r", "\n")
+    lines = ["" if line.startswith(_QUOTES) else line[:_MOST_LINE] for line in log.split("\n")]
+    quoted = _quoted_tracebacks(log, lines)
     groups: dict[str, list[int]] = {}
     first_like = []
     for index, line in enumerate(_masked("\n".join(lines)).split("\n")):
@@ -253,7 +258,7 @@ def _read(log: str) -> _Reading:
         first_like.append(same[0])
     text = "\n".join(groups)
     active = _active(text)
-    blocks = tracebacks(lines)
+    blocks = sorted([*tracebacks(lines), *quoted], key=lambda block: block.begin)
     finals = {index for block in blocks for index in (block.end, block.chain_end)}
     reading = _Reading(lines, blocks=blocks, steps=_steps(groups, text), first_like=first_like)
     members = list(groups.values())
@@ -262,6 +267,20 @@ def _read(log: str) -> _Reading:
     reading.matches.sort(key=lambda one: one.index)
     reading.culprit = _elastic_culprit(lines)
     return reading
+
+
+def _quoted_tracebacks(log: str, lines: list[str]) -> list[Traceback]:
+    """Return the tracebacks in JSON records; the lines of these records become their exceptions."""
+    found = []
+    for one in _QUOTED.finditer(log) if _QUOTED_HEAD in log else ():
+        index = log.count("\n", 0, one.start())
+        rank = _JSON_RANK.search(lines[index])
+        text = one[0].replace("\\n", "\n").replace('\\"', '"')
+        for block in tracebacks(text.split("\n"))[:1]:
+            lines[index] = f"{block.exception}: {block.message}"[:_MOST_LINE]
+            number = int(rank[1]) if rank is not None else None
+            found.append(replace(block, begin=index, end=index, chain_end=index, rank=number))
+    return found
 
 
 def _masked(text: str) -> str:
