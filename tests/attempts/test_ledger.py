@@ -209,6 +209,22 @@ def test_the_breaker_opens_when_the_loss_is_nan_at_the_same_step_twice(run: RunD
     assert state is State.OPEN and "twice at the same step" in reason
 
 
+def test_a_kill_after_the_guard_found_the_memory_nearly_used_up_is_a_lack_of_memory(run: RunDirectory) -> None:
+    request = {"event": "request", "trigger": "host_memory", "why": "97 % of job_41 is used"}
+    attempt(run, 1, end="exited", code=137, events=[request])
+    attempt(run, 2, end="exited", code=137)
+    attempt(run, 3, end="exited", code=137)
+    with (run.path / "attempts/0003.end").open("a") as file:  # by resil run
+        file.write('why = "killed by SIGKILL; memory was at 99 % of job_43 (62.1 GiB)"\n')
+    found = [row.failure for row in read_ledger(run)]
+    assert [one.failure for one in found if one is not None] == [
+        FailureClass.HOST_OOM,
+        FailureClass.KILLED,
+        FailureClass.HOST_OOM,
+    ]
+    assert found[0] is not None and "97 % of job_41 is used" in found[0].reason
+
+
 def test_a_preemption_after_the_failure_is_no_second_failure(run: RunDirectory) -> None:
     attempt(run, 1, end="exited", events=[{"event": "save", "step": 200}])
     attempt(run, 2, end="exited", events=ruined(150, 151))
