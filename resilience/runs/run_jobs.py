@@ -28,6 +28,7 @@ from resilience.runs.submissions import (
     Outcome,
     adopted_ids,
     newest_intent,
+    own_script_of,
     read_intents,
     record_intervention,
     submitted_ids,
@@ -149,6 +150,14 @@ def scheduler_of(intents: Sequence[Intent]) -> str:
     """Return the scheduler of the newest intent that was not refused; empty if there is none."""
     newest = newest_intent(intents)
     return newest.scheduler if newest is not None else ""
+
+
+def requeues_itself(directory: RunDirectory, intents: Sequence[Intent]) -> bool:
+    """Return whether the jobs of a run requeue themselves, by the settings of its last submit; a user's own script
+    does not. Raise StateDirectoryError if they cannot be read."""
+    act = directory.settings().get("act")
+    is_asked = isinstance(act, dict) and act.get("enabled") is True and act.get("requeue") is True
+    return is_asked and not own_script_of(directory, intents)
 
 
 class Queues:
