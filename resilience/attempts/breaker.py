@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from resilience.attempts.failure import Confidence, FailureClass
 from resilience.attempts.ledger import LedgerRow, causes_of
@@ -331,12 +332,18 @@ def _bad_hosts(ended: Sequence[LedgerRow], progressed: Sequence[LedgerRow], poli
     return found if policy.failures and len(found) <= MOST_EXCLUDED else {}
 
 
-def _nodes(row: LedgerRow) -> set[str]:
+def _nodes(row: LedgerRow) -> frozenset[str]:
     """Return the nodes of an attempt; none if they are unknown."""
+    return _expanded(row.nodes) if row.nodes else frozenset()
+
+
+@lru_cache(maxsize=256)
+def _expanded(nodes: str) -> frozenset[str]:
+    """Of thousands of nodes this takes a millisecond, and a decision needs it for each attempt several times."""
     try:
-        return set(expand(row.nodes)) if row.nodes else set()
+        return frozenset(expand(nodes))
     except HostlistError:
-        return set()
+        return frozenset()
 
 
 def _host(row: LedgerRow) -> str:
