@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -319,7 +320,8 @@ def _bad_hosts(ended: Sequence[LedgerRow], progressed: Sequence[LedgerRow], poli
     for one in ended:
         treatment, nodes = treatment_of(one, policy), _nodes(one)
         if treatment in _OF_A_HOST and one.failure is not None and one.failure.confidence is not Confidence.GUESS:
-            named.update((_class(one).text, host) for host in nodes & {_host(one)})
+            hosts = nodes & {one.failure.host.partition(".")[0]} or (nodes if len(nodes) == 1 else frozenset())
+            named.update((one.failure.failure.text, host) for host in hosts)
         if treatment in {Treatment.RETRY, *_MAY_HEAL} and len(nodes) == 1:
             failed.update(nodes)
     found = {}
@@ -334,24 +336,15 @@ def _bad_hosts(ended: Sequence[LedgerRow], progressed: Sequence[LedgerRow], poli
 
 def _nodes(row: LedgerRow) -> frozenset[str]:
     """Return the nodes of an attempt; none if they are unknown."""
-    return _expanded(row.nodes) if row.nodes else frozenset()
+    return _expanded(row.nodes)
 
 
 @lru_cache(maxsize=256)
 def _expanded(nodes: str) -> frozenset[str]:
     """Of thousands of nodes this takes a millisecond, and a decision needs it for each attempt several times."""
-    try:
+    with suppress(HostlistError):
         return frozenset(expand(nodes))
-    except HostlistError:
-        return frozenset()
-
-
-def _host(row: LedgerRow) -> str:
-    """Return the node that a failure names, else the one of the attempt's only node."""
-    assert row.failure is not None
-    nodes = _nodes(row)
-    short = row.failure.host.partition(".")[0]
-    return short if short in nodes else next(iter(nodes)) if len(nodes) == 1 else ""
+    return frozenset()
 
 
 def _culprit(failures: Sequence[LedgerRow], ended: Sequence[LedgerRow], policy: ActSettings) -> str:
