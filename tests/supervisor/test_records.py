@@ -297,6 +297,7 @@ def test_a_run_directory_that_hangs_later_does_not_keep_the_exit_code(stage: Sta
         ):
             assert process.communicate(b"\n", timeout=20)[0] == b"trained\n"
             assert process.returncode == 4
+    until(lambda: stage.file("attempts/0001.end").get("exit_code") == 4, "the process left behind to write the end")
 
 
 def test_what_ignores_sigterm_is_killed_after_a_kill_switch(stage: Stage) -> None:
