@@ -40,6 +40,8 @@ resil_unfollowed=        # the training did not follow a stop
 resil_gone=true          # at the end: whether no task on another node can be left
 resil_unsure=            # SLURM did not say whether it ended the job
 resil_launched_at=0      # in seconds of this shell
+resil_cgroups=/sys/fs/cgroup
+resil_oom_before=        # what resil_oom_kills found before the launch
 resil_queue_pid=         # process id of resil_keep_jobs_queued
 
 export RESIL_JOB_ID=${SLURM_JOB_ID:-0}
@@ -126,6 +128,30 @@ resil_setting() { # key -> REPLY: whole seconds of a [guard] setting; fails if u
 }
 
 resil_pause() { read -r -t "$1" _ <> <(:) || :; } # a sleep that leaves no process behind if the shell is killed
+
+# How many processes of this job the kernel has killed for memory on this node. Version 2 counts those of all steps in the
+# job's cgroup; version 1 counts in each cgroup its own, and forgets them with the step. memory.failcnt is no witness: it
+# counts reclaims too. REPLY is empty where the job has no memory cgroup.
+resil_oom_kills() {
+  local controllers path top file word count
+  REPLY=
+  while IFS=: read -r _ controllers path; do
+    [[ $path =~ ^(.*/job_$RESIL_JOB_ID)(/|$) ]] || continue
+    top=${BASH_REMATCH[1]}
+    case ,$controllers, in
+      ,,) set -- "$resil_cgroups$top/memory.events" "$resil_cgroups/unified$top/memory.events" ;;
+      *,memory,*) set -- "$resil_cgroups/memory$top"{,/*,/*/*}/memory.oom_control ;;
+      *) continue ;;
+    esac
+    for file; do
+      [ -r "$file" ] || continue
+      while read -r word count; do
+        if [ "$word" = oom_kill ] && [[ $count =~ ^[0-9]{1,9}$ ]]; then REPLY=$((${REPLY:-0} + count)); fi
+      done <"$file"
+    done
+  done 2>/dev/null <"${1:-/proc/self/cgroup}"
+  return 0
+}
 
 # ---- switches -------------------------------------------------------------------------------------------------
 
@@ -560,7 +586,7 @@ resil_reset_breaker() { # progress: the held jobs may run
   [ -e "$file" ] || [ -e "$file.held" ] || return 0
   if resil_is_open && resil_is_by_hand; then return 0; fi
   rm -f -- "$file"
-  ids=$(grep -hsE '^[0-9]{1,12}$' -- "$file.held" | sort -u)
+  ids=$(grep -hsE '^[0-9]{1,12}(_[0-9]{1,9})?$' -- "$file.held" | LC_ALL=C sort -u)
   resil_record breaker_closed progress "the breaker is closed: this attempt made progress; released: ${ids:-no job}"
   # shellcheck disable=SC2086 # words
   [ -z "$ids" ] || (unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scontrol release $ids >/dev/null 2>&1) || :
@@ -1152,6 +1178,8 @@ resil_launch() { # program argument...
   if resil_superseded; then
     resil_finish 75 superseded "attempt $REPLY has begun"
   fi
+  resil_oom_kills
+  resil_oom_before=$REPLY
   resil_journal launch
   (
     resil_deaf
@@ -1379,6 +1407,10 @@ resil_finish() { # code end why: record the end of this attempt, and exit
     resil_count "$end" "$code" && progress=yes
     printf -v text 'end = "%s"\nexit_code = %d\ntime = %(%s)T\nlaunched = %s\ngone = %s\nburnt = %d\noutside = %d\n' \
       "$end" "$code" -1 "$resil_launched" "$resil_gone" "$resil_burnt" "$resil_outside"
+    [ -z "$resil_oom_before" ] || resil_oom_kills
+    if [ -n "$resil_oom_before" ] && [ -n "$REPLY" ]; then
+      text+="oom_kills = $((REPLY > resil_oom_before ? REPLY - resil_oom_before : 0))"$'\n'
+    fi
     text+="${resil_best:+durable = $resil_best$'\n'}why = \"$why\""
     if resil_write "$RESIL_RUN_DIR/attempts/$resil_number.end" "$text"; then
       rm -f -- "$RESIL_RUN_DIR/attempts/$resil_number.beat" "$RESIL_RUN_DIR/attempts/.$resil_number.beat."*

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 TAIL_BYTES = 2**20
 """The end of a log that is read: a failure and its echoes from a thousand ranks fit."""
+LOOK_BACK_BYTES = 2**24
+"""So far back the last traceback before that end is searched."""
+AROUND_BYTES = 2**16
+_TRACEBACK = b"Traceback (most recent call last)"
 VERSION = 1
 """Of the kept classification; another version is classified anew."""
 _MARK = re.compile(r"^resil: (START|END) attempt (\d{1,9}) of ", re.MULTILINE)
@@ -307,17 +311,27 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
                 notes.append(error.message)
     if not logs and notes is not None:
         notes.append("no log of this attempt was found")
-    ruined_why, ruined_step = ruin_of(_journal(directory, attempt))
+    journal = _journal(directory, attempt)
+    ruined_why, ruined_step = ruin_of(journal)
     return Evidence(
         ruined_why=ruined_why,
         ruined_step=ruined_step,
         end=attempt.end,
         exit_code=attempt.exit_code,
+        oom_kills=attempt.oom_kills or 0,
+        memory_why=_memory_why(attempt, journal),
         stopped_why=attempt.why if attempt.end is AttemptEnd.STOPPED else "",
         elastic=first_error(directory, attempt),
         is_restarted=attempt.end is AttemptEnd.LOST and _is_restarted(directory, attempt),
         log="\n".join(texts),
     )
+
+
+def _memory_why(attempt: Attempt, journal: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the guard, or `resil run` (supervisor/memory.py, explain_kill), said of the host's memory."""
+    if "OOM killer" in attempt.why or "memory was at" in attempt.why:
+        return attempt.why
+    return next((str(one.get("why")) for one in reversed(journal) if one.get("trigger") == "host_memory"), "")
 
 
 def own_part(log: str, number: int) -> str:
@@ -346,7 +360,22 @@ def _is_restarted(directory: RunDirectory, attempt: Attempt) -> bool:
 def read_end(path: Path | str, limit_bytes: int = TAIL_BYTES) -> str:
     """Return the end of a log, of whatever bytes. Raise StateDirectoryError if it cannot be read."""
     try:
-        raw, _ = read_tail(path, limit_bytes)
+        raw, is_whole = read_tail(path, limit_bytes)
+        if not is_whole:
+            raw = _earlier_traceback(read_tail(path, LOOK_BACK_BYTES)[0], len(raw)) + raw
     except OSError as error:
         raise explain_os_error(error, "read", Path(path)) from error
-    return raw.decode("utf-8", "replace") if b"\0" not in raw else raw.replace(b"\0", b"").decode("latin-1")
+    if b"\0" not in raw:
+        return raw.decode("utf-8", "replace")
+    high, low = raw[1:4096:2].count(0), raw[:4096:2].count(0)  # of ASCII in UTF-16, as PowerShell writes, one is zero
+    if abs(high - low) > len(raw[:4096]) // 16:
+        return raw.decode("utf-16-le" if high > low else "utf-16-be", "replace").lstrip("\ufeff")
+    return raw.replace(b"\0", b"").decode("latin-1")
+
+
+def _earlier_traceback(raw: bytes, after: int) -> bytes:
+    """Return the last traceback that is not in the last `after` bytes, with what is around it; empty: this start of
+    the job wrote none. Other ranks may write megabytes before they notice that one has ended."""
+    end = len(raw) - after
+    at = raw.rfind(_TRACEBACK, max(0, raw.rfind(b"\nresil: START ")), end)
+    return raw[raw.rfind(b"\n", 0, max(0, at - AROUND_BYTES)) + 1 : min(end, at + AROUND_BYTES)] if at >= 0 else b""

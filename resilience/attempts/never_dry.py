@@ -51,7 +51,7 @@ def keep_queued(project: Project, directory: RunDirectory) -> str:
     jobs = project.scheduler(scheduler_of(journal.intents)).jobs()
     live = [job for job in jobs_of_run(jobs, directory.run, journal.intents) if job.state.is_alive]
     missing = settings.keep_queued - sum(job.task_count for job in live if job.state.is_waiting)
-    behind = newest(live)
+    behind = newest(live, journal.intents)
     if behind is None or missing <= 0:
         return ""  # without a live job, somebody or something has ended the run
     what = f"{plural(missing, 'job')} behind {handle_of(behind, journal.intents)} of run {directory.run}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +41,7 @@ def why(
 
     path = Path(what)
     if what and path.is_file():
-        found = why_of_log(path)
+        found = why_of_log(path, time.time())
     elif path.suffix in LOG_SUFFIXES or "/" in what:
         raise UsageError(f"{what} is no file", hint="the logs of a run: resil logs RUN --path")
     else:
@@ -62,7 +63,8 @@ def _show(found: Why) -> None:
         rank = f"rank {failure.rank}" if failure.rank is not None else ""
         print(f"  first: {clean(' on '.join(part for part in (rank, failure.host) if part))}")
     for quote in failure.quotes:
-        print(paint(f"  {quote.line:>7}  {clean(quote.text)}", "dim"))
+        number = f"{quote.line:>7}" if found.is_whole else "      |"
+        print(paint(f"  {number}  {clean(quote.text)}", "dim"))
     if found.decided:
         print(f"  decided: {found.decided}")
     if failure.advice:

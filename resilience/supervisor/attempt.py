@@ -18,7 +18,6 @@ from resilience.guard.heartbeat.beat import quote
 from resilience.guard.heartbeat.run_directory import append_journal, as_line, file_mode, subfolder
 from resilience.guard.rank_info import RankInfo
 from resilience.runs.attempts import AttemptEnd
-from resilience.switch import printable
 
 LOOKED_BACK = 50
 """Earlier attempts that are searched for the counts, as the batch shell does."""
@@ -167,19 +166,22 @@ def end_of(code: int, *, is_finished: bool, asked: str, asked_signal: int, recei
     return (AttemptEnd.STOPPED if code == EX_TEMPFAIL else AttemptEnd.EXITED), killed
 
 
-def note_failure(place: RankInfo, number: int, why: str) -> None:
+def note_failure(place: RankInfo, number: int, code: int, why: str) -> None:
     """Note that this rank, which does not write the attempt's record, has failed by itself. Raise OSError."""
     path = os.path.join(place.run_dir, layout.ATTEMPTS, f"{layout.attempt_file(number)}.failed.{place.rank}")
-    replace_file(path, f"rank {place.rank} on {place.host} failed: {why}\n", mode=file_mode(place.run_dir))
+    why = f"rank {place.rank} on {place.host} failed: {why or f'exit code {code}'}"
+    replace_file(path, f"exit_code = {code}\nwhy = {quote(why)}\n", mode=file_mode(place.run_dir))
 
 
-def first_failure(place: RankInfo, number: int) -> str:
-    """Return what another rank has noted, the first of several; empty if none has failed by itself. Raise OSError."""
+def first_failure(place: RankInfo, number: int) -> tuple[int, str] | None:
+    """Return exit code and reason of the rank that has noted its failure first; None if none has. Raise OSError."""
     directory = os.path.join(place.run_dir, layout.ATTEMPTS)
     start = f"{layout.attempt_file(number)}.failed."
     paths = [os.path.join(directory, name) for name in os.listdir(directory) if name.startswith(start)]
-    found = read_regular(min(paths, key=os.path.getmtime)) if paths else None
-    return printable(found[0].decode("utf-8", "replace").strip()) if found is not None else ""
+    if not paths:
+        return None
+    fields = _fields(min(paths, key=os.path.getmtime))
+    return _whole(fields.get("exit_code", "")), fields.get("why", "").strip('"')
 
 
 def _create(path: str, text: bytes, mode: int) -> bool:

@@ -109,7 +109,7 @@ class Records:
         self._created: dict[str, Identity] = {}
         self._end: tuple[int, bool, str, int, str, str] | None = None
         self._log: LogState | None = None
-        self._rest = self._unsearched = b""
+        self._rest = self._unsearched = self._last = b""
         self._seen_bytes = self._count = 0
         self._progress = Progress(self._began)
         self._beats: tuple[int, int] | None = None  # inode and mtime of the heartbeat that was written last
@@ -188,6 +188,8 @@ class Records:
         self._unsearched = (self._unsearched + chunk)[-STEP_BYTES:]
         if self.record is not None:
             _append_output(self._place, self.record.label, left_out, chunk)
+        else:
+            self._last = (self._last + chunk)[-STEP_BYTES:]
 
     def _on_followed(self, identity: Identity) -> None:
         """Remove a switch that was followed."""
@@ -326,11 +328,13 @@ class Records:
         end, why = end_of(code, is_finished=is_finished, asked=asked, asked_signal=asked_signal, received=received)
         why = "; ".join(part for part in (why, more) if part)
         if self.record is None:
-            if end is AttemptEnd.EXITED and code and self.attempt and not self._role.is_attended:
-                note_failure(place, self.attempt, why or f"exit code {code}")
+            has_failed = end is AttemptEnd.EXITED and code != 0
+            if has_failed and self.attempt and not self._role.is_attended and not first_failure(place, self.attempt):
+                note_failure(place, self.attempt, code, why)
+                _append_output(place, f"{self._role.label}.rank{place.rank}", 0, self._last)
             return
         if end is AttemptEnd.TERMINATED and not asked and (first := first_failure(place, self.attempt)):
-            end, why = AttemptEnd.EXITED, first  # the launcher has ended this rank because of that one
+            end, (code, why) = AttemptEnd.EXITED, first  # the launcher has ended this rank because of that one
         self.record.finish(end, code, why, launched=launched)
         has_failed = end in (AttemptEnd.EXITED, AttemptEnd.TERMINATED) and code != 0
         if has_failed or os.path.exists(os.path.join(place.run_dir, layout.ATTEMPTS, layout.BREAKER)):
