@@ -87,7 +87,7 @@ def records_of(scheduler: Scheduler, attempts: Sequence[Attempt]) -> Mapping[int
     A requeued job, and a job id that was used again, have several records: that of an attempt started with it. Raise
     SchedulerError.
     """
-    ids = {JobId.parse(one.label) for one in attempts if one.label[:1].isdecimal()}
+    ids = {JobId.parse(one.label) for one in attempts if one.job_id and one.label[:1].isdecimal()}
     arrays = {one.array for one in ids}
     records: tuple[Job, ...] = ()
     with suppress(NotSupported):

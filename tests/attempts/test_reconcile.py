@@ -164,3 +164,14 @@ def test_the_scheduler_of_the_run_is_asked_whatever_the_project_now_uses(tmp_pat
     assert not [note for note in why_of_run(project, run).notes if "scheduler" in note], (
         "nor does resil why ask another"
     )
+
+
+def test_an_attempt_without_a_job_is_not_looked_up(
+    project: Project, scheduler: FakeScheduler, run: RunDirectory
+) -> None:
+    """As `resil run` writes it outside of a job."""
+    attempt = run.path / "attempts" / "0001"
+    attempt.write_text('label = "0_1"\nrestart = 0\nhost = "n1"\npid = 7\nstart = 1000\n')
+    attempt.with_suffix(".end").write_text(f'end = "exited"\nexit_code = 3\ntime = {END}\n')
+    assert reconcile(project, run) == 0
+    assert why_of_run(project, run).failure.reason == "it ended with exit code 3, without a known cause"
