@@ -313,16 +313,18 @@ resil_take_number() {
     printf -v content 'number = %d\njob_id = %s\nlabel = "%s"\nrestart = %s\nhost = "%s"\npid = %d\nstart = %(%s)T\nuser = '"'%s'" \
       "$highest" "$RESIL_JOB_ID" "$resil_label" "$RESIL_RESTART_COUNT" "$resil_host" $$ -1 "$resil_user"
     file=$directory/$resil_number
-    (umask "$resil_umask" && printf '%s\n' "$content" >"$temporary") 2>/dev/null
-    # After a retransmission, the server reports "exists" for the link just made: compare the inodes.
-    if ln -- "$temporary" "$file" 2>/dev/null || [ "$temporary" -ef "$file" ]; then
-      break
+    # On a full disk the file is there, and empty.
+    if (umask "$resil_umask" && printf '%s\n' "$content" >"$temporary") 2>/dev/null; then
+      # After a retransmission, the server reports "exists" for the link just made: compare the inodes.
+      if ln -- "$temporary" "$file" 2>/dev/null || [ "$temporary" -ef "$file" ]; then
+        break
+      fi
+      [ -e "$file" ] && continue
+      if (umask "$resil_umask" && set -o noclobber && printf '%s\n' "$content" >"$file") 2>/dev/null; then
+        break
+      fi
+      [ -e "$file" ] && continue
     fi
-    [ -e "$file" ] && continue
-    if (umask "$resil_umask" && set -o noclobber && printf '%s\n' "$content" >"$file") 2>/dev/null; then
-      break
-    fi
-    [ -e "$file" ] && continue
     rm -f -- "$temporary"
     resil_number=
     return 1
@@ -542,19 +544,20 @@ resil_is_open() { # what attempts/breaker says
 resil_is_by_hand() { [[ $resil_open_by == 'user '* || $resil_open_by == 'alert '* ]]; } # a person closes it
 
 resil_hold_siblings() { # a user's own holds are left alone, also when these are released
-  local said held code
+  local said held code release=
   if ! resil_find_siblings; then
     resil_say 'SLURM does not answer: the queued jobs are not held, each ends at its start instead'
     return
   fi
   ((${#resil_siblings[@]})) || return 0
   held=${resil_siblings[*]}
-  (umask "$resil_umask" && printf '%s\n' "${resil_siblings[@]}" >>"$RESIL_RUN_DIR/attempts/breaker.held") 2>/dev/null || :
+  (umask "$resil_umask" && printf '%s\n' "${resil_siblings[@]}" >>"$RESIL_RUN_DIR/attempts/breaker.held") 2>/dev/null ||
+    release="they cannot be recorded: resil status $RESIL_RUN says how to release them"
   said=$(unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scontrol hold "${resil_siblings[@]}" 2>&1)
   code=$?
   # 1 as well for an array of which a task has ended: "5_1-2: Job has already finished", "5_3-10: No error".
   if [ "$code" = 0 ] || { [ "${RESIL_SCHEDULER:-}" != local ] && resil_find_siblings && ((${#resil_siblings[@]} == 0)); }; then
-    resil_say "held the queued jobs of this run: $held; nothing was cancelled"
+    resil_say "held the queued jobs of this run: $held; nothing was cancelled${release:+; $release}"
     resil_journal siblings_held jobs "\"$held\""
   else
     resil_record siblings_not_held "$said" \
@@ -1125,6 +1128,7 @@ resil_begin() {
   resil_check_breaker
   if ! resil_take_number; then
     resil_say "cannot write to $RESIL_RUN_DIR/attempts on $resil_host: is the disk or the quota full?"
+    [ -z "$resil_act_enabled" ] || resil_hold_siblings # they would end here as well
     resil_finish 75 stopped "no attempt number could be taken"
   fi
   resil_heartbeat </dev/null &

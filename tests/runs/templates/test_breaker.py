@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -127,6 +128,20 @@ def test_where_jobs_may_not_hold_others_the_start_ends_each_of_them_at_once(loop
     assert loop.burnt == [1, 2, 3]
     assert "cannot be held here: Access/permission denied" in scripts[2].text
     assert [event for job in range(101, 107) for event in loop.batch.events(job)].count("breaker_opened") == 1
+
+
+def test_a_run_directory_that_cannot_be_written_holds_the_queue_at_the_first_start(loop: Loop) -> None:
+    shutil.rmtree(loop.batch.run_dir / "attempts")
+    (loop.batch.run_dir / "attempts").write_text("in the way")
+    script = loop.one("touch launched")
+    assert script.wait() == 75 and not loop.batch.launched and loop.asked == ["hold 900"]
+    assert "they cannot be recorded: resil status demo says how to release them" in script.text
+
+
+def test_on_a_full_disk_no_number_is_taken_and_no_empty_file_is_left(loop: Loop) -> None:
+    full = "trap '' XFSZ; ulimit -f 0; resil_take_number; echo $? \"$resil_number\""
+    assert loop.in_shell(full) == ["1 "]
+    assert not list((loop.batch.run_dir / "attempts").iterdir())
 
 
 def test_of_an_array_of_the_embedded_scheduler_it_holds_the_array(loop: Loop) -> None:
