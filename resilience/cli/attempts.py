@@ -42,10 +42,10 @@ def why(
     path = Path(what)
     if what and path.is_file():
         found = why_of_log(path, time.time())
-    elif path.suffix in LOG_SUFFIXES or "/" in what:
-        raise UsageError(f"{what} is no file", hint="the logs of a run: resil logs RUN --path")
     else:
         project = open_project(config)
+        if path.suffix in LOG_SUFFIXES or ("/" in what and not project.directory(what).exists()):
+            raise UsageError(f"{what} is neither a file nor a run", hint="the logs of a run: resil logs RUN --path")
         job = JobId.parse(what) if what[:1].isdigit() else None
         found = why_of_run(project, project.existing("" if job is not None else what), job)
     if as_json:

@@ -45,7 +45,11 @@ def test_a_log_that_resil_never_saw_says_why_it_ended(shell: Shell, tmp_path: Pa
 @pytest.mark.parametrize("what", ["gone.log", "logs/gone", "/tmp"])
 def test_a_missing_log_is_no_run(shell: Shell, what: str) -> None:
     said = shell.resil("why", what)
-    assert said.code == 2 and f"{what} is no file" in said.err
+    assert said.code == 2 and f"{what} is neither a file nor a run" in said.err
+
+
+def test_a_run_may_be_named_by_its_directory(shell: Shell) -> None:
+    assert shell.resil("why", str(shell.run_dir)).out.startswith("attempt 1 of gpt (job 101_1): gpu oom (likely)\n")
 
 
 def test_the_ledger_is_a_table_json_and_a_timeline(shell: Shell, tmp_path: Path) -> None:
