@@ -148,10 +148,11 @@ def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, cl
     check_treatments(policy.treatments)
     ended = [one for one in attempts if one.failure is not None and one.attempt > closed_after]
     if not ended:
-        return Breaker(state=State.CLOSED, reason="no attempt has ended since the breaker was closed")
+        since = " since the breaker was closed" if closed_after else " yet, as far as resil has records of them"
+        return Breaker(state=State.CLOSED, reason=f"no attempt has ended{since}")
     last = ended[-1]
     if treatment_of(last, policy) is Treatment.END:
-        return Breaker(state=State.CLOSED, reason="the run is finished")
+        return Breaker(state=State.CLOSED, reason="the last attempt finished")
     progressed = _with_progress(attempts)
     since = [one for one in ended if one.attempt > max(progressed, default=0)]
     failures = [one for one in since if treatment_of(one, policy) is not Treatment.NEUTRAL]

@@ -39,7 +39,7 @@ def breaker_group(context: typer.Context) -> None:
 @app.command(epilog="Examples: resil breaker status; resil breaker status gpt --json")
 def status(run: RunOrAllArgument = "", as_json: JsonOption = False, config: ConfigOption = None) -> None:
     """Show each run's breaker: closed or open, since when, why, and when another attempt may try."""
-    from resilience.attempts.breaker import decide, looked_at
+    from resilience.attempts.breaker import State, decide, looked_at
     from resilience.attempts.ledger import read_ledger
     from resilience.runs.breaker_file import describe_breaker, last_closed, read_breaker
 
@@ -54,7 +54,8 @@ def status(run: RunOrAllArgument = "", as_json: JsonOption = False, config: Conf
         if as_json:
             continue
         if state is None:
-            print(f"{clean(directory.run)}  {paint('closed', 'green')}: {clean(decision.reason)}")
+            word = "closed" if decision.state is State.CLOSED else "closed so far"  # a tick of a watchdog may open it
+            print(f"{clean(directory.run)}  {paint(word, 'green')}: {clean(decision.reason)}")
         else:
             print(f"{clean(directory.run)}  {paint(clean(describe_breaker(state, now)), 'red')}")
             print(f"  see why: resil why {clean(directory.run)}; continue: resil breaker close {clean(directory.run)}")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from resilience import layout
 from resilience.errors import EX_TEMPFAIL, StateDirectoryError, UsageError
-from resilience.job import Job, JobState
+from resilience.job import Job, JobId, JobState
 from resilience.messages import plural
 from resilience.pending_reason import explain_reason
 from resilience.runs.attempts import Attempt, AttemptEnd, KillStage, LastSave, kill_stage, waits_for
-from resilience.runs.breaker_file import OpenBreaker, read_breaker
+from resilience.runs.breaker_file import OpenBreaker, read_breaker, read_held
 from resilience.runs.project import Project
 from resilience.runs.queue_cache import QueueAnswer
 from resilience.runs.run_directory import RunDirectory
@@ -203,6 +203,19 @@ def run_statuses(
     return tuple(statuses)
 
 
+def _held_by_the_breaker(rows: Sequence[JobRow], jobs: Sequence[Job], directory: RunDirectory) -> tuple[JobRow, ...]:
+    held = set(read_held(directory))
+    ours = {job.id.array for job in jobs if {job.id, job.id.whole, JobId(job.raw_id)} & held}
+    by_user = {explain_reason(reason).words for reason in ("JobHeldUser", "job requeued in held state")}
+    by_admin = explain_reason("JobHeldAdmin").words  # that of root or an operator
+    return tuple(
+        replace(row, words="held by the breaker", advice="")
+        if row.words in by_user or (row.words == by_admin and int(row.job.split("_")[0]) in ours)
+        else row
+        for row in rows
+    )
+
+
 def _status(
     project: Project,
     directory: RunDirectory,
@@ -220,8 +233,7 @@ def _status(
         rows = tuple(replace(row, advice=row.advice.replace("scontrol", scontrol)) for row in rows)
     breaker = None if finished else read_breaker(directory)
     if breaker is not None and breaker.acting:  # released past the breaker, a job would end at its start
-        held = explain_reason("JobHeldUser").words
-        rows = tuple(replace(row, words="held by the breaker", advice="") if row.words == held else row for row in rows)
+        rows = _held_by_the_breaker(rows, jobs, directory)
     attempts = read_attempts(directory)
     if is_copy:  # those without an end are the original's
         attempts = tuple(attempt for attempt in attempts if attempt.end is not None)

@@ -55,6 +55,32 @@ def test_status_says_that_the_breaker_holds_the_jobs_and_never_to_release_them_p
     assert "held by the breaker" in out and "scontrol" not in out and "held by its owner" not in out
 
 
+@pytest.mark.parametrize("reason", ["JobHeldAdmin", "job requeued in held state"])
+def test_status_knows_what_the_breaker_holds_whatever_slurm_calls_it(shell: Shell, reason: str) -> None:
+    """`scontrol hold` of root or an operator is that of an administrator; with `requeue = true` the job is requeued."""
+    opened(shell)
+    shell.fake.records[0] = replace(shell.fake.records[0], reason=reason)
+    (shell.run_dir / "attempts" / "breaker.held").write_text("101\n")
+    out = shell.resil("status").out
+    assert "held by the breaker" in out and "scontrol" not in out and "ask them why" not in out
+
+
+def test_what_an_administrator_holds_is_not_what_the_breaker_holds(shell: Shell) -> None:
+    opened(shell)
+    shell.fake.records[0] = replace(shell.fake.records[0], reason="JobHeldAdmin")
+    assert "held by an administrator" in shell.resil("status").out
+
+
+def test_a_breaker_that_the_next_tick_opens_is_not_closed_without_a_word(shell: Shell) -> None:
+    path = shell.run_dir / "attempts" / "0001"
+    path.write_text('job_id = 101\nlabel = "101_1"\nrestart = 0\nhost = "n7"\npid = 7\nstart = 1\n')
+    path.with_suffix(".end").write_text('end = "exited"\nexit_code = 1\ntime = 60\n')
+    log = "OSError: [Errno 28] No space left on device\n"
+    (shell.run_dir / "logs" / "gpt-101_1.out").write_text(log)
+    out = shell.resil("breaker").out
+    assert out.startswith("gpt  closed so far: no restart heals it: disk full")
+
+
 def test_watch_job_reports_one_fault_for_a_crash_loop_and_its_effects(shell: Shell) -> None:
     opened(shell)
     held = shell.resil("watch", "job")
