@@ -650,7 +650,12 @@ def _with_quotes(found: Failure, reading: _Reading) -> Failure:
 
 def _last_lines(reading: _Reading) -> tuple[Quote, ...]:
     """Return where the log ends, for a person who looks for a cause that no rule knows."""
-    last = [at for at in range(max(0, len(reading.lines) - 100), len(reading.lines)) if reading.lines[at].strip()]
+    lines = reading.lines
+    last = [
+        at
+        for at in range(max(0, len(lines) - 100), len(lines))
+        if lines[at].strip() and not lines[at].startswith("resil:")
+    ]
     return tuple(Quote(line=at + 1, text=_clean(reading.lines[at])) for at in last[-LAST_LINES:])
 
 

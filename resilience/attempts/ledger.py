@@ -346,9 +346,11 @@ def own_part(log: str, number: int) -> str:
             end = mark.start()
             break
         if (mark[1] == "START") is (other == number):
-            begin = mark.end()
+            line_end = log.find("\n", mark.end())
+            begin = end if line_end < 0 else line_end
+    earlier = "\n" * log.count("\n", 0, begin)  # lines keep their numbers
     before, told, after = log[begin:end].partition(f"resil: END attempt {number} of ")
-    return before + told + "\n".join(line for line in after.split("\n") if "DUE TO JOB REQUEUE" not in line)
+    return earlier + before + told + "\n".join(line for line in after.split("\n") if "DUE TO JOB REQUEUE" not in line)
 
 
 def _is_restarted(directory: RunDirectory, attempt: Attempt) -> bool:

@@ -207,3 +207,9 @@ def test_the_same_fault_has_the_same_fingerprint_in_another_attempt() -> None:
 def test_what_the_batch_shell_quotes_of_an_earlier_attempt_is_no_evidence() -> None:
     log = "resil: the breaker of run gpt is open: the last: disk full: OSError: [Errno 28] No space left on device\n"
     assert classify(Evidence(exit_code=1, log=log)).failure is FailureClass.UNKNOWN
+
+
+def test_lines_of_the_batch_shell_are_no_evidence_of_an_unknown_cause() -> None:
+    shell = "resil: held the queued jobs of this run: 1; nothing was cancelled\nresil: END attempt 6 of gpt: job 1_6\n"
+    found = classify(Evidence(log=f"loading\nbye\n{shell}", exit_code=1))
+    assert [quote.text for quote in found.quotes] == ["loading", "bye"]

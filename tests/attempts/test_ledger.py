@@ -149,6 +149,8 @@ def test_a_requeued_job_has_one_log_for_all_its_attempts_and_each_its_own_part(r
     (run.path / "logs" / "gpt-41.out").write_text("".join(parts))
     found = [row.failure.failure for row in read_ledger(run) if row.failure is not None]
     assert found == [FailureClass.DISK_FULL, FailureClass.MISSING_MODULE]
+    quotes = [row.failure.quotes[0].line for row in read_ledger(run) if row.failure is not None]
+    assert quotes == [2, 6], "numbers of the lines of the log"
 
 
 def test_the_time_between_attempts_is_summed_up() -> None:
