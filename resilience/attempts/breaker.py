@@ -148,8 +148,8 @@ def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, cl
     check_treatments(policy.treatments)
     ended = [one for one in attempts if one.failure is not None and one.attempt > closed_after]
     if not ended:
-        since = " since the breaker was closed" if closed_after else " yet, as far as resil has records of them"
-        return Breaker(state=State.CLOSED, reason=f"no attempt has ended{since}")
+        text = " since the breaker was closed" if closed_after else " yet, as far as resil has records of them"
+        return Breaker(state=State.CLOSED, reason=f"no attempt has ended{text}")
     last = ended[-1]
     if treatment_of(last, policy) is Treatment.END:
         return Breaker(state=State.CLOSED, reason="the last attempt finished")
