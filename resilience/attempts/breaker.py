@@ -22,7 +22,7 @@ from resilience.attempts.failure import Confidence, FailureClass
 from resilience.attempts.ledger import LedgerRow, causes_of
 from resilience.errors import HostlistError, SettingsError
 from resilience.hostlist import expand
-from resilience.messages import cut, plural
+from resilience.messages import cut, plural, suggest
 from resilience.runs.attempts import AttemptEnd
 from resilience.settings.sections import ActSettings
 
@@ -218,8 +218,8 @@ def check_treatments(given: Mapping[str, str]) -> None:
     for name, value in given.items():
         for word, known in ((name, sorted(set(FailureClass) - {FailureClass.FINISHED})), (value, settable)):
             if word not in known:
-                hint = f"there are: {', '.join(known)}"
-                raise SettingsError(f"{name} = {value!r} under treatments of [act]: there is no {word!r}", hint=hint)
+                text = f"{name} = {value!r} under treatments of [act]: there is no {word!r}"
+                raise SettingsError(text, hint=suggest(word, known))
 
 
 def treatment_of(row: LedgerRow, policy: ActSettings) -> Treatment:

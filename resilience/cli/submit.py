@@ -138,6 +138,10 @@ def submit(
     if full and not dry_run:
         raise UsageError("--full needs --dry-run", hint="resil submit --dry-run --full")
     project = open_project(config, scheduler)
+    if project.loaded.settings.act.treatments:
+        from resilience.attempts.breaker import check_treatments
+
+        check_treatments(project.loaded.settings.act.treatments)
     own = Path(script) if script else None
     if own is not None:
         check_path(project.system, project.system.cwd / own)

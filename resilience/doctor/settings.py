@@ -47,7 +47,7 @@ def setting_errors(project: Project) -> Iterator[ResilError]:
     """Yield an error for each setting that has the right type and cannot be used."""
     runs = (
         _check_run, _check_template, _check_owners, _check_group, _check_lead, _check_signal, _check_plan,
-        submit_warnings,
+        _check_treatments, submit_warnings,
     )  # fmt: skip
     yield from _errors_of(_script(project))
     # The name has a check of its own, and the others need a valid one.
@@ -109,6 +109,12 @@ def _check_signal(project: Project) -> None:
 
     submit = project.loaded.settings.submit
     split_signal(f"B:{submit.signal}@{int(submit.signal_lead_s)}")
+
+
+def _check_treatments(project: Project) -> None:
+    from resilience.attempts.breaker import check_treatments
+
+    check_treatments(project.loaded.settings.act.treatments)
 
 
 def _check_plan(project: Project) -> None:

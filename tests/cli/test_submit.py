@@ -11,7 +11,7 @@ from resilience.cli.submit import complete_own_jobs
 from resilience.job import JobState
 from resilience.submission import make_comment
 from tests.lab.fakes import DOWN, a_job
-from tests.lab.shell import Shell
+from tests.lab.shell import SETTINGS, Shell
 
 
 def own_script(shell: Shell, name: str = "mine.sh", body: str = "srun python train.py") -> Path:
@@ -310,3 +310,9 @@ def test_an_adopted_array_is_shown_with_the_states_of_its_tasks(shell: Shell) ->
         a_job(12, name="x", task=2, raw_id=40),
     ]
     assert "would adopt job 12 (7 PENDING, 1 RUNNING) as run x" in shell.resil("adopt", "12", "-n").out
+
+
+def test_a_treatment_that_does_not_exist_is_refused_before_anything_is_queued(shell: Shell) -> None:
+    shell.settings(SETTINGS + '[act.treatments]\nnetwork = "retyr"\n')
+    said = shell.resil("submit")
+    assert said.code == 2 and "did you mean retry?" in said.err and not shell.fake.records

@@ -49,6 +49,12 @@ BAD = {
     "template": ('[run]\ntemplate = "torchrnu"\n', "no template 'torchrnu'", "torchrun"),
     "scheduler": ('[scheduler]\nname = "slrum"\n', "'slrum'", "did you mean slurm?"),
     "policy": ('[run]\nswitch_owners = "everybody"\n', "not an owner policy", "owner, group, any"),
+    "a treatment": ('[act.treatments]\nnetwork = "retyr"\n', "there is no 'retyr'", "did you mean retry?"),
+    "a class that is treated": (
+        '[act.treatments]\nnetwrk = "retry"\n',
+        "there is no 'netwrk'",
+        "did you mean network?",
+    ),
     "a group that is none": ('[run]\ngroup = "no-such-group"\n', "no group 'no-such-group'", "id -Gn"),
     "long lead": ('[submit]\nsignal_lead_s = "1d"\n', "above 65535 s", "300"),
     "signal": ('[submit]\nsignal = "US R1"\n', "is not a signal", "B:USR1@300"),
