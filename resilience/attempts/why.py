@@ -94,6 +94,8 @@ def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = No
     except SchedulerError as error:
         notes.append(f"the scheduler was not asked: {error.message}")
     failure = classify(evidence) if kept is None or evidence.log else kept.failure
+    if attempt.end is None and evidence.state is None:
+        notes.append(f"attempt {attempt.number} has recorded no end: it may still run")
     policy, closed = project.loaded.settings.act, last_closed(directory)
     later = sum(number > attempt.number for number in attempt_numbers(directory))
     rows = read_ledger(directory, newest=later + looked_at(policy))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +17,7 @@ from resilience.cli.options import (
     open_project,
 )
 from resilience.cli.output import clean, paint, print_json
-from resilience.errors import EX_TEMPFAIL
+from resilience.errors import EX_TEMPFAIL, SchedulerUnavailable
 
 if TYPE_CHECKING:
     from resilience.attempts.acting import Done
@@ -74,7 +76,11 @@ def close(run: RunArgument = "", config: ConfigOption = None, scheduler: Schedul
 
     project = open_project(config, scheduler)
     directory = project.existing(run)
-    done = close_by_hand(project, directory)
+    name = clean(directory.run)
+    with _if_silent(
+        f"the breaker of {name} is closed; to release the jobs that it holds, later: resil breaker close {name}"
+    ):
+        done = close_by_hand(project, directory)
     print(f"the breaker of {directory.run} is closed")
     _show(done, "released")
     if not done.jobs:
@@ -93,9 +99,22 @@ def open_it(
 
     project = open_project(config, scheduler)
     directory = project.existing(run)
-    done = open_by_hand(project, directory, why)
+    name = clean(directory.run)
+    with _if_silent(
+        f"the breaker of {name} is open, so jobs end at their start; to hold them as well: resil breaker open {name}"
+    ):
+        done = open_by_hand(project, directory, why)
     print(f"the breaker of {directory.run} is open: jobs that start end at once, until: resil breaker close")
     _show(done, "held")
+
+
+@contextmanager
+def _if_silent(hint: str) -> Iterator[None]:
+    """Give a scheduler's silence this hint: the file of the breaker was written before the scheduler was asked."""
+    try:
+        yield
+    except SchedulerUnavailable as error:
+        raise SchedulerUnavailable(error.message, hint=hint) from error
 
 
 def _show(done: Done, verb: str) -> None:

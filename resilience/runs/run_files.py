@@ -56,7 +56,7 @@ def read_attempts(directory: RunDirectory, newest: int | None = None) -> tuple[A
 
 def _read_attempt(path: Path, number: int) -> Attempt | None:
     start = _table(path / layout.attempt_file(number))
-    if start is None:
+    if not start:  # or empty, of a full disk
         return None
     end = _table(path / layout.attempt_end_file(number)) or {}
     word = str(end.get("end", ""))

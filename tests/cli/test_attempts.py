@@ -48,6 +48,18 @@ def test_a_missing_log_is_no_run(shell: Shell, what: str) -> None:
     assert said.code == 2 and f"{what} is neither a file nor a run" in said.err
 
 
+def test_an_attempt_without_an_end_may_still_run(shell: Shell) -> None:
+    assert "may still run" not in shell.resil("why").out
+    (shell.run_dir / "attempts" / "0001.end").unlink()
+    assert "\n  note: attempt 1 has recorded no end: it may still run\n" in shell.resil("why").out
+
+
+def test_a_number_without_a_record_is_no_attempt_since_1970(shell: Shell) -> None:
+    (shell.run_dir / "attempts" / "0002").touch()
+    out = shell.resil("attempts").out
+    assert out.count("1970-") == 1 and "trained 1 min, waited 0 s, in total 1 min\n" in out
+
+
 def test_a_run_may_be_named_by_its_directory(shell: Shell) -> None:
     assert shell.resil("why", str(shell.run_dir)).out.startswith("attempt 1 of gpt (job 101_1): gpu oom (likely)\n")
 

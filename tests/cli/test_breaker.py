@@ -116,6 +116,7 @@ def test_without_an_answer_of_the_scheduler_it_is_closed_and_says_so(shell: Shel
     shell.fake.trouble = DOWN
     said = shell.resil("breaker", "close")
     assert said.code == 75 and "squeue" in said.err
+    assert "the breaker of gpt is closed; to release the jobs that it holds, later: resil breaker close gpt" in said.err
     shell.fake.trouble = None
     assert "released: 101" in shell.resil("breaker", "close").out
 
@@ -143,3 +144,13 @@ def test_the_tick_opens_the_breaker_that_it_reports(shell: Shell) -> None:
     assert "the breaker of gpt opens: 3 attempts in a row" in said.err and "held job 101" in said.err
     assert "the breaker is open" in said.out and said.code == 2
     assert "opens" not in shell.resil("watch", "job").err
+
+
+def test_without_an_answer_of_the_scheduler_it_is_open_and_says_so(shell: Shell) -> None:
+    shell.fake.trouble = DOWN
+    said = shell.resil("breaker", "open")
+    assert said.code == 75
+    assert (
+        "the breaker of gpt is open, so jobs end at their start; to hold them as well: resil breaker open gpt"
+        in said.err
+    )
