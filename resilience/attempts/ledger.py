@@ -186,11 +186,15 @@ def totals_of(rows: Sequence[LedgerRow], now: float) -> Totals:
     """Return the sums of attempts, oldest first. Until `now`, if the last one runs. Pure."""
     if not rows:
         return Totals()
-    trained = [now - row.start_time if row.seconds is None and row.failure is None else row.seconds for row in rows]
+    took = [
+        (now - row.start_time if row.seconds is None and row.failure is None else row.seconds) or 0.0 for row in rows
+    ]
+    # One that was stopped before its launch has only waited: for an attempt that still ran, or at an open breaker.
+    idle = [row.launch_time is None and row.end is AttemptEnd.STOPPED for row in rows]
     begin = rows[0].start_time - (rows[0].queue_s or 0.0)
-    end = rows[-1].start_time + (trained[-1] or 0.0)
-    waited = sum(row.queue_s or 0.0 for row in rows)
-    return Totals(trained_s=sum(filter(None, trained)), waited_s=waited, total_s=max(0.0, end - begin))
+    end = max(row.start_time + seconds for row, seconds in zip(rows, took, strict=True))
+    trained = sum(seconds for seconds, is_idle in zip(took, idle, strict=True) if not is_idle)
+    return Totals(trained_s=trained, waited_s=sum(row.queue_s or 0.0 for row in rows), total_s=max(0.0, end - begin))
 
 
 def fold_steps(events: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None, int | None]:

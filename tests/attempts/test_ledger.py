@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -311,3 +312,10 @@ def test_the_timeline_shows_each_attempt_and_what_ended_it(run: RunDirectory) ->
     bars = [one.get("class") for one in drawn.iter() if one.tag.endswith("}rect") and one.get("height") == "16"]
     assert bars == ["failed", "good", "running"]
     assert ElementTree.fromstring(render("gpt", (), now=1.0)) is not None
+
+
+def test_an_attempt_that_only_waited_for_another_one_has_not_trained() -> None:
+    first = LedgerRow(attempt=1, job="1", start_time=0, launch_time=1, end_time=60, end=AttemptEnd.EXITED)
+    second = replace(first, attempt=2, launch_time=None, end=AttemptEnd.STOPPED)
+    assert totals_of([first, second], 60) == Totals(trained_s=60.0, waited_s=0.0, total_s=60.0)
+    assert totals_of([first, replace(second, start_time=5, end_time=20)], 60).total_s == 60, "the first ends last"
