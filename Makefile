@@ -3,7 +3,8 @@
 #   make test    lint, types, layers and every test; real SLURM and its accounting where they can be installed; the tests
 #                of `make quick` on each other Python from 3.11 to 3.14
 #   make quick   lint, types, layers and the tests without SLURM, frameworks and long waits: a minute
-.PHONY: demo test packages quick lint size bench soak night releases coverage docs docs-site docs-serve dist lock clean
+.PHONY: demo test packages environment compiled frameworks quick lint size bench soak night releases coverage docs docs-site \
+	docs-serve dist lock clean
 
 # Tests start Python a thousand times: compiled once, it starts in half the time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,19 +17,31 @@ demo:
 	@scripts/environment
 	@$(BIN)/resil demo
 
+# make test WITH=frameworks: the tests of tests/integrations as well.
 test:
-	@$(MAKE) -j2 --output-sync=target --no-print-directory lint packages
+	@$(MAKE) -j4 --output-sync=target --no-print-directory lint packages compiled $(WITH)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q
 	@scripts/other-pythons
 
 packages:
 	@scripts/system-packages --accounting
 
+environment:
+	@scripts/environment dev
+
+# Each process of pytest would compile every test for itself: 13 s of work, eight times. A test that cannot be collected
+# is reported by the run.
+compiled: environment
+	@$(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 || true
+
+# What tests/integrations tests: gigabytes.
+frameworks: environment
+	@scripts/frameworks
+
 quick: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q --quick
 
-lint:
-	@scripts/environment dev
+lint: environment
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

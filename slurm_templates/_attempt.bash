@@ -518,7 +518,7 @@ resil_open_breaker() { # why: once for all who see the same failures
     -1 "$RESIL_ATTEMPT" "$resil_burnt" "$acting" "$resil_label" "$REPLY"
   if (umask "$resil_umask" && printf '%s\n' "$text" >"$temporary" && ln -- "$temporary" "$file") 2>/dev/null; then
     resil_record breaker_opened "$1" "the breaker of run $RESIL_RUN opens: $1" burnt "$resil_burnt" acting "$acting"
-  elif resil_is_open && ((resil_open_attempt < RESIL_ATTEMPT)); then # the one more has failed as well
+  elif resil_is_open && ! resil_is_by_hand && ((resil_open_attempt < RESIL_ATTEMPT)); then # one more has failed
     [ "$resil_open_acting" = true ] && text=${text/acting = false/acting = true}
     resil_write "$file" "opened = $resil_open_opened"$'\n'"${text#*$'\n'}"
   fi
@@ -527,17 +527,19 @@ resil_open_breaker() { # why: once for all who see the same failures
 
 resil_is_open() { # what attempts/breaker says
   local key value file=$RESIL_RUN_DIR/attempts/breaker
-  resil_open_acting='' resil_open_opened=0 resil_open_attempt=0 resil_open_retry_at=0 resil_open_why=
+  resil_open_acting='' resil_open_by='' resil_open_opened=0 resil_open_attempt=0 resil_open_retry_at=0 resil_open_why=
   [ -f "$file" ] && [ ! -L "$file" ] || return
   while IFS=' =' read -r key value || [ -n "$key" ]; do
     case $key in
       acting) resil_open_acting=$value ;;
       opened | attempt | retry_at) [[ $value =~ ^[0-9]{1,12}$ ]] && printf -v "resil_open_$key" '%s' "$value" ;;
-      why) value=${value#\"} resil_open_why=${value%\"} ;;
+      by | why) value=${value#\"} && printf -v "resil_open_$key" '%s' "${value%\"}" ;;
     esac
   done 2>/dev/null <"$file"
   resil_clean "$resil_open_why" && resil_open_why=$REPLY
 }
+
+resil_is_by_hand() { [[ $resil_open_by == 'user '* || $resil_open_by == 'alert '* ]]; } # a person closes it
 
 resil_hold_siblings() { # a user's own holds are left alone, also when these are released
   local said held code
@@ -582,8 +584,9 @@ resil_trip() { # the counts have changed: open the breaker if they say so, and h
 resil_reset_breaker() { # progress: the held jobs may run
   local ids file=$RESIL_RUN_DIR/attempts/breaker
   [ -e "$file" ] || [ -e "$file.held" ] || return 0
+  if resil_is_open && resil_is_by_hand; then return 0; fi
   rm -f -- "$file"
-  ids=$(grep -hsE '^[0-9]{1,12}$' -- "$file.held" | sort -u)
+  ids=$(grep -hsE '^[0-9]{1,12}(_[0-9]{1,9})?$' -- "$file.held" | LC_ALL=C sort -u)
   resil_record breaker_closed progress "the breaker is closed: this attempt made progress; released: ${ids:-no job}"
   # shellcheck disable=SC2086 # words
   [ -z "$ids" ] || (unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scontrol release $ids >/dev/null 2>&1) || :
@@ -623,8 +626,8 @@ resil_check_breaker() { # [counted]: end this job if the breaker is open. Withou
 
 # ---- never dry ------------------------------------------------------------------------------------------------
 
-# With [act] keep_queued, in the background of a job that may train: resil queues what is missing, where its Python can be
-# run here. Again after a while, because a limit of the site or a silent scheduler may have been in the way.
+# With [act] keep_queued, in the background of a job that may train: resil queues what is missing, where its Python is
+# found. Again after a while, because a limit of the site or a silent scheduler may have been in the way.
 resil_keep_jobs_queued() {
   local said code before=
   while kill -0 $$ 2>/dev/null; do
@@ -641,11 +644,11 @@ resil_keep_jobs_queued() {
 }
 
 # With [act] requeue, the job of an attempt that has ended runs again under its id: held if the breaker is open. Not if
-# it was ended from outside, except by its time limit: SLURM itself requeues preempted and lost jobs, and a cancelled one
-# must not run again. By its label: the raw id of an array's last task is that of the array, whose tasks would all run
-# again. SLURM kills this shell then, so nothing may follow.
+# it was ended from outside, except by its time limit: SLURM itself requeues preempted and lost jobs, and a cancelled
+# one must not run again. By its label: the raw id of an array's last task is that of the array, whose tasks would all
+# run again. SLURM kills this shell then, so nothing may follow.
 resil_requeue_self() { # end
-  local verb=requeue said try
+  local verb=requeue said='' try is_requeued=
   [ -n "$resil_requeue" ] || return
   case $1 in
     finished | superseded | lost) return ;;
@@ -663,16 +666,18 @@ resil_requeue_self() { # end
   fi
   for try in 1 2 3; do
     ((try == 1)) || resil_pause "$resil_still_s"
-    said=$(unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scontrol "$verb" "$resil_label" 2>&1) && said='' && break
+    said=$(unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scontrol "$verb" "$resil_label" 2>&1) && is_requeued=yes
     case $said in
-      *'pending execution'*) said='' && break ;; # of the call before, which had no answer
+      *'pending execution'*) is_requeued=yes ;; # by the call before, which had no answer
       *disabled* | *denied* | *nvalid*) break ;;
     esac
+    [ -z "$is_requeued" ] || break
   done
-  if [ -z "$said" ]; then
+  if [ -n "$is_requeued" ]; then
     resil_journal requeued verb "\"$verb\""
   else
-    resil_record not_requeued "$said" "this job cannot be requeued here ($said); the run continues with its next job, if one is queued"
+    said=${said:-scontrol did not answer}
+    resil_record not_requeued "$said" "this job cannot be requeued here ($said): the run needs another job"
   fi
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.lab import hints
+from tests.lab import forks, hints
 from tests.lab.canary import (  # noqa: F401 - a secret is planted in the whole run, and looked for at its end
     canary,
     canary_file,
@@ -63,6 +63,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not config.getoption("--quick"):
         return None
     return True if str(collection_path.relative_to(HERE)) in SLOW else None
+
+
+def pytest_collection_finish() -> None:
+    """Before the first test: nothing that was collected ever goes away."""
+    forks.make_cheap()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -27,7 +27,7 @@ from resilience.attempts.elsewhere import go_elsewhere, read_excluded
 from resilience.attempts.ledger import LedgerRow, read_end, read_ledger
 from resilience.attempts.never_dry import keep_queued
 from resilience.attempts.reconcile import reconcile
-from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, UsageError
+from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, StateDirectoryError, UsageError
 from resilience.guard.earlier_stops import add_unreadable
 from resilience.job import Job, JobId
 from resilience.messages import cut
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 
 _HOLDS = ("JobHeld", "held")
 """In SLURM's reason of a held job: `JobHeldUser`, `JobHeldAdmin`, `job requeued in held state`."""
-RUNNING_BYTES = 2**16
-"""The end of the log of a running attempt that is read each time."""
+RUNNING_BYTES, MOST_LOGS = 2**16, 8
+"""Of the logs of a running attempt the ends of so many are read each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def tend_runs(project: Project) -> list[str]:
         try:
             with suppress(SchedulerError):  # the accounting may be down alone; the next tick asks again
                 reconcile(project, directory)
-            said += [save_and_stop(project, directory), act(project, directory), keep_queued(project, directory)]
+            said += [act(project, directory), keep_queued(project, directory), save_and_stop(project, directory)]
         except ResilError as error:
             said.append(f"run {directory.run}: {error.message}; the next tick tries again")
     return [text for text in said if text]
@@ -111,32 +111,36 @@ def act(project: Project, directory: RunDirectory) -> str:
     state, has_failed, may_open = read_breaker(directory), *_failed(directory)
     if state is None and not has_failed and not read_excluded(directory):
         return ""
-    if directory.is_finished() or (state is not None and state.is_of_a_person):
+    if directory.is_finished() or (state is not None and state.is_by_hand):
         return ""
     now, settings = project.system.clock.now(), project.loaded.settings.act
     rows = read_ledger(directory, newest=looked_at(settings))
     if not rows:
         return ""  # their files were removed: nothing is known
     decision = decide(rows, settings, now, closed_after=last_closed(directory))
-    said = [go_elsewhere(project, directory, decision.elsewhere)]
-    if state is not None or may_open:
-        said = [_open_or_close(project, directory, state, rows, decision), *said]
+    said = []
     if may_open and settings.enabled:
         said.append(_offer_to_fall_back(directory, rows, settings))
+    if state is not None or may_open:
+        said += _open_or_close(project, directory, state, rows, decision)
+    else:
+        said.append(go_elsewhere(project, directory, decision.elsewhere))
     return "; ".join(text for text in said if text)
 
 
 def _open_or_close(
     project: Project, directory: RunDirectory, state: OpenBreaker | None, rows: Sequence[LedgerRow], decision: Breaker
-) -> str:
+) -> list[str]:
+    """The file comes first, because the scheduler may not answer; and hosts are excluded before a job may try."""
     now, settings = project.system.clock.now(), project.loaded.settings.act
     if decision.state is State.CLOSED:
         if state is None or rows[-1].attempt < state.attempt:  # an older view than that of its opener
-            return ""
+            return [go_elsewhere(project, directory, decision.elsewhere)]
         ended = [one.attempt for one in rows if one.failure is not None]
         write_counts(directory, ended[-1] if ended else 0, decision.burnt, decision.outside)
         did = _named(close(project, directory), "released")
-        return f"the breaker of {directory.run} is closed: {decision.reason}{did}"
+        said = f"the breaker of {directory.run} is closed: {decision.reason}{did}"
+        return [said, go_elsewhere(project, directory, decision.elsewhere)]
     found = OpenBreaker(
         opened=state.opened if state is not None else round(now),
         attempt=rows[-1].attempt if rows[-1].failure is not None else rows[-1].attempt - 1,
@@ -150,11 +154,14 @@ def _open_or_close(
     if state is not None and found != state:
         write_breaker(directory, found)
     said = f"the breaker of {directory.run} opens: {decision.reason}" if is_new else ""
+    changed = go_elsewhere(project, directory, decision.elsewhere)
     if not found.acting:
-        return f"{said}; it would hold the queued jobs if [act] were enabled" if said else ""
+        return [f"{said}; it would hold the queued jobs if [act] were enabled" if said else "", changed]
     done = _let_one_try(project, directory) if decision.state is State.HALF_OPEN else hold(project, directory)
     did = _named(done, "released" if decision.state is State.HALF_OPEN else "held")
-    return said + did if said else (f"the breaker of {directory.run} is {decision.state}{did}" if did else "")
+    if did and not said:
+        said = f"the breaker of {directory.run} is {decision.state}"
+    return [said + did, changed]
 
 
 def _offer_to_fall_back(directory: RunDirectory, rows: Sequence[LedgerRow], settings: ActSettings) -> str:
@@ -163,14 +170,10 @@ def _offer_to_fall_back(directory: RunDirectory, rows: Sequence[LedgerRow], sett
     last, step = rows[-1], max((one.durable_step or 0 for one in rows), default=0)
     if last.failure is None or step == 0 or treatment_of(last, settings) is not Treatment.FALL_BACK:
         return ""
-    try:
-        why = cut(f"{last.failure.failure.text}: {last.failure.reason}", 300)
+    why = f"{last.failure.failure.text}: {last.failure.reason}"
+    with suppress(OSError, ValueError):  # a full disk, or written by another version of resil
         if last.failure.step is None and add_unreadable(str(directory.path), last.attempt, step, why):
             return f"the next attempt of {directory.run} is offered to fall back from the checkpoint of step {step}"
-    except ValueError:  # written by another version of resil
-        pass
-    except OSError as error:
-        raise explain_os_error(error, "write", directory.path / layout.LEARNED) from error
     return ""
 
 
@@ -184,8 +187,9 @@ def save_and_stop(project: Project, directory: RunDirectory) -> str:
     if (directory.path / layout.SWITCHES / kind).exists():
         return ""
     text = ""
-    for log in logs_of(directory, start_of_attempt(attempt), read_intents(directory)):
-        text += read_end(log, RUNNING_BYTES).rpartition(f"resil: START attempt {attempt.number} of ")[2]
+    for log in logs_of(directory, start_of_attempt(attempt), read_intents(directory))[:MOST_LOGS]:
+        with suppress(StateDirectoryError):  # the next tick reads it
+            text += read_end(log, RUNNING_BYTES).rpartition(f"resil: START attempt {attempt.number} of ")[2]
     sign = sign_of_bad_node(text)
     if sign is None or treatment_of_class(sign[0], settings) is not Treatment.SAVE_AND_STOP:
         return ""
@@ -199,11 +203,12 @@ def save_and_stop(project: Project, directory: RunDirectory) -> str:
 
 def _failed(directory: RunDirectory) -> tuple[bool, bool]:
     """Return whether one of the two newest attempts has failed, and whether the newest has: while one trains, nothing
-    is held, and it may make progress."""
+    is held, and it may make progress. But of attempts that are lost one after another, the next one trains before
+    anything is known of the last."""
     quiet = {None, AttemptEnd.FINISHED, AttemptEnd.STOPPED}
     newest = read_attempts(directory, newest=2)
     failed = [attempt.end not in quiet or ASKED_FOR in attempt.why for attempt in newest]
-    return any(failed), any(failed[-1:])
+    return any(failed), any(failed[-1:]) or [one.end for one in newest] == [AttemptEnd.LOST, None]
 
 
 def _named(done: Done, verb: str) -> str:
@@ -228,12 +233,12 @@ def _let_one_try(project: Project, directory: RunDirectory) -> Done:
 # ---- by hand -------------------------------------------------------------------------------------------------------
 
 
-def open_by_hand(project: Project, directory: RunDirectory, why: str) -> Done:
-    """Open the breaker of a run, or take over an open one, and hold the queued jobs.
+def open_by_hand(project: Project, directory: RunDirectory, why: str, by: str = "") -> Done:
+    """Open the breaker of a run, or take over an open one, and hold the queued jobs. `by`: default: the user.
 
     Raise as `hold`; the breaker is open then nevertheless.
     """
-    by, now = f"{BY_USER}{project.system.host.user}", project.system.clock.now()
+    by, now = by or f"{BY_USER}{project.system.host.user}", project.system.clock.now()
     state = OpenBreaker(opened=now, attempt=_newest(directory), acting=True, by=by, why=plain(why) or f"opened by {by}")
     write_breaker(directory, state)
     return hold(project, directory)

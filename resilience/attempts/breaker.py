@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from resilience.attempts.failure import Confidence, FailureClass
 from resilience.attempts.ledger import LedgerRow, causes_of
@@ -296,7 +298,7 @@ def _open(found: Breaker, failed_at: float | None, policy: ActSettings, now: flo
     tried = found.burnt - policy.failures
     if failed_at is None or tried >= policy.half_open:
         return replace(found, state=State.OPEN)
-    retry_at = failed_at + min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** max(0, tried))
+    retry_at = failed_at + min(LONGEST_BACKOFF_S, BACKOFF_S * 2**tried)
     state = State.HALF_OPEN if now >= retry_at else State.OPEN
     hint = f"; it may heal on other nodes than {found.culprit}" if found.culprit else ""
     return replace(found, state=state, reason=found.reason + hint, retry_at=retry_at)
@@ -318,7 +320,8 @@ def _bad_hosts(ended: Sequence[LedgerRow], progressed: Sequence[LedgerRow], poli
     for one in ended:
         treatment, nodes = treatment_of(one, policy), _nodes(one)
         if treatment in _OF_A_HOST and one.failure is not None and one.failure.confidence is not Confidence.GUESS:
-            named.update((_class(one).text, host) for host in nodes & {_host(one)})
+            hosts = nodes & {one.failure.host.partition(".")[0]} or (nodes if len(nodes) == 1 else frozenset())
+            named.update((one.failure.failure.text, host) for host in hosts)
         if treatment in {Treatment.RETRY, *_MAY_HEAL} and len(nodes) == 1:
             failed.update(nodes)
     found = {}
@@ -331,20 +334,17 @@ def _bad_hosts(ended: Sequence[LedgerRow], progressed: Sequence[LedgerRow], poli
     return found if policy.failures and len(found) <= MOST_EXCLUDED else {}
 
 
-def _nodes(row: LedgerRow) -> set[str]:
+def _nodes(row: LedgerRow) -> frozenset[str]:
     """Return the nodes of an attempt; none if they are unknown."""
-    try:
-        return set(expand(row.nodes)) if row.nodes else set()
-    except HostlistError:
-        return set()
+    return _expanded(row.nodes)
 
 
-def _host(row: LedgerRow) -> str:
-    """Return the node that a failure names, else the one of the attempt's only node."""
-    assert row.failure is not None
-    nodes = _nodes(row)
-    short = row.failure.host.partition(".")[0]
-    return short if short in nodes else next(iter(nodes)) if len(nodes) == 1 else ""
+@lru_cache(maxsize=256)
+def _expanded(nodes: str) -> frozenset[str]:
+    """Of thousands of nodes this takes a millisecond, and a decision needs it for each attempt several times."""
+    with suppress(HostlistError):
+        return frozenset(expand(nodes))
+    return frozenset()
 
 
 def _culprit(failures: Sequence[LedgerRow], ended: Sequence[LedgerRow], policy: ActSettings) -> str:

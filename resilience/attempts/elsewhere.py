@@ -40,14 +40,12 @@ class Exclusion:
     Attributes:
         host: its name in the scheduler.
         why: its failures.
-        since: when it was found, in seconds since the epoch.
         jobs: jobs and arrays from which it was excluded because of that.
         left: those from which it was not, because they have no other node, or it is refused, or was excluded already.
     """
 
     host: str
     why: str
-    since: float
     jobs: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
 
@@ -73,13 +71,10 @@ def go_elsewhere(project: Project, directory: RunDirectory, hosts: Mapping[str, 
     Return a sentence if anything changed. Raise SchedulerUnavailable if the scheduler does not answer, then another
     call completes the work; StateDirectoryError if that cannot be written down.
     """
-    before, now = {one.host: one for one in read_excluded(directory)}, project.system.clock.now()
+    before = {one.host: one for one in read_excluded(directory)}
     if not hosts and not before:
         return ""
-    found = {
-        host: replace(before.get(host) or Exclusion(host=host, why=why, since=now), why=why)
-        for host, why in hosts.items()
-    }
+    found = {host: replace(before.get(host) or Exclusion(host=host, why=why), why=why) for host, why in hosts.items()}
     said, new = [], ", ".join(sorted(found.keys() - before.keys()))
     is_enabled = project.loaded.settings.act.enabled
     if new and not is_enabled:
@@ -128,11 +123,7 @@ class _Changes:
             return ""
         added = set() if is_stuck else self._spared(new - given, given - back, records)
         previous = dict(found)
-        for host in new | (back & found.keys()):
-            one = found[host]
-            jobs = {*one.jobs, name} if host in added else {*one.jobs} - {name}
-            left = {*one.left} if host in added else {*one.left, name}
-            found[host] = replace(one, jobs=tuple(sorted(jobs)), left=tuple(sorted(left)))
+        self._note(name, added, (new | (back & found.keys())) - added)
         if not added and not back & given:
             return ""
         if added:
@@ -144,22 +135,25 @@ class _Changes:
             _write(self.directory, self.before | previous)
             raise
         except SchedulerError as error:
-            for host in added:
-                one = found[host]
-                found[host] = replace(one, jobs=tuple({*one.jobs} - {name}), left=(*one.left, name))
+            self._note(name, set(), added)
             return f"{hosts} cannot be excluded from job {name}: {error.message}"
         why = "; ".join(found[host].why for host in sorted(added))
         return f"excluded {hosts} from job {name}: {why}" if added else f"job {name} may use {hosts} again"
 
+    def _note(self, name: str, excluded: set[str], left: set[str]) -> None:
+        for host in excluded | left:
+            one = self.found[host]
+            jobs, rest = {*one.jobs} - {name}, {*one.left}
+            (jobs if host in excluded else rest).add(name)
+            self.found[host] = replace(one, jobs=tuple(sorted(jobs)), left=tuple(sorted(rest)))
+
     def _spared(self, hosts: set[str], given: set[str], records: Sequence[Job]) -> set[str]:
         """Return the hosts that these jobs can spare: enough other nodes of their partitions can run jobs now."""
         nodes, found = self._scheduler.nodes() if hosts else (), set[str]()
-        partitions = {name for job in records for name in job.partition.split(",")}
+        partitions = {name for job in records for name in job.partition.split(",")}  # an empty one: unknown
+        usable = {node.name for node in nodes if node.is_usable and partitions & {"", *node.partitions}} - given
         for host in sorted(hosts & {node.name for node in nodes}):
-            others = [
-                node.name for node in nodes if node.is_usable and ("" in partitions or partitions & {*node.partitions})
-            ]
-            if len({*others} - given - found - {host}) >= max(1, *(job.node_count for job in records)):
+            if len(usable - found - {host}) >= max(1, *(job.node_count for job in records)):
                 found.add(host)
         return found
 

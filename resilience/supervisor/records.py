@@ -109,7 +109,7 @@ class Records:
         self._created: dict[str, Identity] = {}
         self._end: tuple[int, bool, str, int, str, str] | None = None
         self._log: LogState | None = None
-        self._rest = self._unsearched = b""
+        self._rest = self._unsearched = self._last = b""
         self._seen_bytes = self._count = 0
         self._progress = Progress(self._began)
         self._beats: tuple[int, int] | None = None  # inode and mtime of the heartbeat that was written last
@@ -188,6 +188,8 @@ class Records:
         self._unsearched = (self._unsearched + chunk)[-STEP_BYTES:]
         if self.record is not None:
             _append_output(self._place, self.record.label, left_out, chunk)
+        else:
+            self._last = (self._last + chunk)[-STEP_BYTES:]
 
     def _on_followed(self, identity: Identity) -> None:
         """Remove a switch that was followed."""
@@ -326,29 +328,39 @@ class Records:
         end, why = end_of(code, is_finished=is_finished, asked=asked, asked_signal=asked_signal, received=received)
         why = "; ".join(part for part in (why, more) if part)
         if self.record is None:
-            if end is AttemptEnd.EXITED and code and self.attempt and not self._role.is_attended:
-                note_failure(place, self.attempt, why or f"exit code {code}")
+            has_failed = end is AttemptEnd.EXITED and code != 0
+            if has_failed and self.attempt and not self._role.is_attended and not first_failure(place, self.attempt):
+                note_failure(place, self.attempt, code, why)
+                _append_output(place, f"{self._role.label}.rank{place.rank}", 0, self._last)
             return
         if end is AttemptEnd.TERMINATED and not asked and (first := first_failure(place, self.attempt)):
-            end, why = AttemptEnd.EXITED, first  # the launcher has ended this rank because of that one
+            end, (code, why) = AttemptEnd.EXITED, first  # the launcher has ended this rank because of that one
         self.record.finish(end, code, why, launched=launched)
-        has_failed = end in (AttemptEnd.EXITED, AttemptEnd.TERMINATED) and code != 0
-        if has_failed or os.path.exists(os.path.join(place.run_dir, layout.ATTEMPTS, layout.BREAKER)):
+        if code or os.path.exists(os.path.join(place.run_dir, layout.ATTEMPTS, layout.BREAKER)):
             self._tend_breaker()
 
     def _tend_breaker(self) -> None:
-        """Open or close the breaker, and hold or release the queued jobs, as `resil watch job` does at each tick: a
-        crash loop is faster than that."""
+        """Count this attempt, open or close the breaker, and hold or release the queued jobs, as `resil watch job`
+        does at each tick: a crash loop is faster than that."""
         from pathlib import Path
 
         from resilience.attempts.acting import act
+        from resilience.attempts.breaker import decide, looked_at
+        from resilience.attempts.ledger import read_ledger
+        from resilience.runs.breaker_file import last_closed, write_counts
         from resilience.runs.project import Project
         from resilience.settings.load import load
         from resilience.system.ports import System
 
         system = System(cwd=Path("/"))
         project = Project(system, load(system, named=Path(self._place.run_dir, layout.RUN_FILE)))
-        said = act(project, _directory(self._place.run_dir, project.loaded.settings.run.group))
+        settings = project.loaded.settings
+        directory = _directory(self._place.run_dir, settings.run.group)
+        if self.record is not None:
+            rows = read_ledger(directory, newest=looked_at(settings.act))
+            counts = decide(rows, settings.act, time.time(), closed_after=last_closed(directory))
+            write_counts(directory, self.attempt, counts.burnt, counts.outside)
+        said = act(project, directory)
         if said:
             self._say(said)
 

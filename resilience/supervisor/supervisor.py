@@ -199,9 +199,7 @@ class Supervisor:
     def run(self) -> int:
         """Run the command to its end."""
         command, place = self._command, self._place
-        newest, role = Newest(), _role(self._environ, place)
-        tees = [Tee(one, newest) for one in streams()]
-        command.prepare(self._argv, {number: tee.write_end for tee in tees for number in tee.descriptors})
+        newest, role, own = Newest(), _role(self._environ, place), streams()
         records = RecordsProcess(lambda peer: Records(place, role, self._settings, peer).run(), newest)
         self._records = records
         records.begin(CLAIM_S)
@@ -213,16 +211,16 @@ class Supervisor:
         if state.refusal is not None:
             code, why = state.refusal
             say(why)
-            command.cancel()
             records.end(END_S)
             return code
         early = command.ended_before_start()
         if early is not None:
-            command.cancel()
             self._end(early, received=command.received[0].name, is_launched=False)
             return early
+        tees = [Tee(one, newest) for one in own]
+        files = {number: tee.write_end for tee in tees for number in tee.descriptors}
         try:
-            command.start(command_environment(self._environ, place, state.attempt))
+            command.start(self._argv, command_environment(self._environ, place, state.attempt), files)
         except CannotStart as error:
             say(str(error))
             self._end(error.code, more=str(error), is_launched=False)

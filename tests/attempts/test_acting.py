@@ -26,6 +26,7 @@ from tests.lab.fakes import DOWN, ME, NOW, FakeClock, FakeScheduler, a_job, make
 
 ENABLED = '[run]\nname = "gpt"\ncommand = "python train.py"\n[act]\nenabled = true\n'
 DISK = "OSError: [Errno 28] No space left on device\n"
+OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=101.batch. Some of the step tasks have been OOM Killed.\n"
 NETWORK = (
     "n7:4711:4800 [3] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.1.2.3<4> with status=12\n"
 )
@@ -100,6 +101,37 @@ def test_what_a_user_holds_stays_held(run: Run) -> None:
     assert read_breaker(run.directory) is None and run.act() == "", "earlier attempts count no more"
 
 
+def test_what_is_queued_later_is_held_as_well_and_all_of_it_released(run: Run) -> None:
+    run.fails(DISK)
+    run.act()
+    run.has(70, reason="Priority")
+    assert "held job 70" in run.act()
+    assert close_by_hand(run.project, run.directory).jobs == (JobId(50), JobId(70))
+
+
+def test_what_is_about_to_be_held_is_written_before(run: Run) -> None:
+    run.fails(DISK)
+    run.queue.troubles["hold"] = DOWN
+    with pytest.raises(SchedulerUnavailable):
+        run.act()
+    assert breaker_path(run.directory, "breaker.held").read_text() == "50\n"
+
+
+def test_what_cannot_be_released_is_not_forgotten(run: Run) -> None:
+    run.fails(DISK)
+    run.act()
+    run.queue.troubles["release"] = SchedulerError("Access/permission denied")
+    assert close_by_hand(run.project, run.directory).error == "Access/permission denied"
+    del run.queue.troubles["release"]
+    assert close_by_hand(run.project, run.directory).jobs == (JobId(50),)
+
+
+def test_a_finished_run_is_left_alone(run: Run) -> None:
+    run.fails(DISK)
+    (run.directory.path / "finished").write_text("")
+    assert run.act() == "" and read_breaker(run.directory) is None and run.queue.calls == []
+
+
 def test_jobs_that_the_batch_shell_held_by_their_raw_ids_are_released(run: Run) -> None:
     run.queue.records.clear()
     for task, raw in ((4, 64), (5, 65)):
@@ -115,6 +147,16 @@ def test_without_leave_it_is_only_told(tmp_path: Path) -> None:
     run.fails(DISK)
     assert "it would hold the queued jobs" in run.act()
     assert "hold" not in run.queue.calls and run.act() == ""
+
+
+def test_a_batch_shell_that_had_leave_is_helped_although_the_settings_have_changed(tmp_path: Path) -> None:
+    run = Run(tmp_path, ENABLED.replace("true", "false"))
+    run.has(50, reason="Priority")
+    run.fails("", "", "")
+    breaker_path(run.directory).write_text('attempt = 3\nburnt = 3\nacting = true\nby = "job 103"\nwhy = "x"\n')
+    assert "held job 50" in run.act()
+    breaker = read_breaker(run.directory)
+    assert breaker is not None and breaker.acting
 
 
 @pytest.mark.parametrize("end", ["lost", "terminated", "superseded"])
@@ -137,6 +179,7 @@ def test_one_more_may_try_after_the_back_off_where_it_may_heal(run: Run) -> None
     run.act()
     breaker = read_breaker(run.directory)
     assert breaker is not None and breaker.retry_at == NOW + 9 + 20 and breaker.burnt == 4
+    assert breaker.opened == NOW, "it is the same one"
     assert run.reasons()["50"] == "JobHeldUser"
 
 
@@ -158,6 +201,18 @@ def test_while_an_attempt_trains_nothing_is_held(run: Run) -> None:
     run.fails(DISK, "")
     (run.directory.path / "attempts" / "0002.end").unlink()
     assert run.act() == "" and "hold" not in run.queue.calls
+
+
+def test_attempts_that_were_lost_one_after_another_hold_what_is_queued_behind_the_one_that_trains(run: Run) -> None:
+    """Their batch shells were killed with them, and hold nothing."""
+    run.fails(OOM, OOM, OOM, end="lost")
+    run.fails("")
+    (run.directory.path / "attempts" / "0004.end").unlink()
+    assert "3 attempts in a row without a new checkpoint, the last: host oom (attempt 3)" in run.act()
+    assert run.reasons() == {"50": "JobHeldUser"}
+    event = {"event": "save", "attempt": 4, "step": 7}
+    (run.directory.path / "journal" / "104.0.jsonl").write_text(json.dumps(event) + "\n")
+    assert "is closed" in run.act() and run.reasons() == {"50": "Priority"}
 
 
 def test_without_the_files_of_the_attempts_nothing_changes(run: Run) -> None:

@@ -97,6 +97,11 @@ ValueError: no shard
             Confidence.LIKELY,
         ),
         (Evidence(exit_code=1, log="step 3 loss: nan\n" + STEPS), C.UNKNOWN, Confidence.GUESS),
+        (
+            Evidence(exit_code=1, log=OWN.replace("KeyError: 'en'", "_pickle.UnpicklingError: could not find MARK")),
+            C.CHECKPOINT,
+            Confidence.LIKELY,
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, FailureClass | Confidence) else "",
 )  # fmt: skip

@@ -12,6 +12,7 @@ from resilience.attempts.elsewhere import NO_NODE, read_excluded
 from resilience.cluster import Node
 from resilience.errors import NotSupported, SchedulerUnavailable
 from resilience.job import JobState
+from resilience.runs.breaker_file import read_breaker
 from tests.attempts.test_acting import DISK, ENABLED, NETWORK, Run
 from tests.lab.fakes import DOWN
 
@@ -179,3 +180,13 @@ def test_a_new_job_of_the_run_avoids_the_host_as_well(run: Run) -> None:
 def test_a_damaged_file_is_none(run: Run, text: str) -> None:
     (run.directory.path / "attempts" / "excluded.json").write_text(text)
     assert read_excluded(run.directory) == ()
+
+
+def test_the_breaker_opens_although_the_scheduler_does_not_answer_which_hosts_there_are(run: Run) -> None:
+    run.fails(GPU, GPU, GPU, node="n7")
+    run.queue.trouble = DOWN
+    with pytest.raises(SchedulerUnavailable):
+        run.act()
+    assert read_breaker(run.directory) is not None
+    run.queue.trouble = None
+    assert "held job 50; excluded n7 from job 50" in run.act()

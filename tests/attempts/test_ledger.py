@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from resilience.attempts.breaker import State, decide
+from resilience.attempts.breaker import State, decide, with_decisions
 from resilience.attempts.error_files import parse_error
 from resilience.attempts.failure import Confidence, FailureClass, RankError
 from resilience.attempts.ledger import LedgerRow, Totals, fold_steps, read_ledger, totals_of
@@ -61,6 +61,21 @@ def test_a_row_tells_steps_nodes_time_and_cause(run: RunDirectory) -> None:
     assert (first.nodes, first.seconds, first.exit_code, first.end) == ("n[1-2]", 60.0, 1, AttemptEnd.EXITED)
     assert first.failure is not None and first.failure.failure is FailureClass.DISK_FULL
     assert second.failure is None and second.end is None, "it runs"
+
+
+def test_attempts_of_a_requeued_job_share_its_journal_and_nothing_else(run: RunDirectory) -> None:
+    attempt(run, 1, end="lost", events=[{"event": "save", "step": 40}])
+    attempt(run, 2, end="exited")
+    second = run.path / "attempts" / "0002"
+    second.write_text(second.read_text().replace("job_id = 42", "job_id = 41"))
+    journal = run.path / "journal" / "41.batch.jsonl"
+    lines = [
+        {"event": "launch", "time": 1009, "attempt": 1},
+        {"event": "attempt_start", "attempt": 2, "nodes": "n9"},
+    ]
+    journal.write_text(journal.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
+    found = [(row.nodes, row.launch_time, row.last_step, row.durable_step) for row in read_ledger(run)]
+    assert found == [("n[1-2]", 1009, 40, 40), ("n9", None, None, None)], "of the second one nothing was launched"
 
 
 def test_an_attempt_without_an_end_is_lost_once_another_has_begun(run: RunDirectory) -> None:
@@ -255,7 +270,8 @@ def test_a_line_of_progress_tells_steps_that_no_event_has(run: RunDirectory) -> 
 def test_the_signal_is_told_apart_from_the_exit_code(run: RunDirectory) -> None:
     attempt(run, 1, end="exited", code=139)
     attempt(run, 2, end="exited", code=255)
-    assert [(row.exit_code, row.signal) for row in read_ledger(run)] == [(139, 11), (255, None)]
+    attempt(run, 3, end="exited", code=128)
+    assert [(row.exit_code, row.signal) for row in read_ledger(run)] == [(139, 11), (255, None), (128, None)]
 
 
 def test_the_error_file_of_the_first_failing_rank_comes_before_the_log(run: RunDirectory) -> None:
@@ -284,8 +300,12 @@ def test_the_timeline_shows_each_attempt_and_what_ended_it(run: RunDirectory) ->
     attempt(run, 1, end="exited", log="OSError: [Errno 28] No space left on device: '<&>'\n")
     attempt(run, 2, end="finished", code=0)
     attempt(run, 3)
-    drawn = ElementTree.fromstring(render("gpt", read_ledger(run), now=3050.0))
+    rows = with_decisions(read_ledger(run), ActSettings(), 3050.0)
+    drawn = ElementTree.fromstring(render("gpt", rows, now=3050.0))
     texts = [one.text or "" for one in drawn.iter() if one.tag.endswith("}text")]
     assert texts[0] == "gpt: 3 attempts in 34 min 10 s, 2 min of them running, 31 min 20 s between jobs"
-    assert any("disk full" in text for text in texts) and any("running" in text for text in texts)
+    assert "disk full → would hold" in texts and texts[-1] == "running"
+    assert [text for text in texts if text.endswith(" min") or text == "0"] == ["0", "10 min", "20 min", "30 min"]
+    bars = [one.get("class") for one in drawn.iter() if one.tag.endswith("}rect") and one.get("height") == "16"]
+    assert bars == ["failed", "good", "running"]
     assert ElementTree.fromstring(render("gpt", (), now=1.0)) is not None

@@ -196,7 +196,8 @@ def test_the_input_is_the_commands_own(stage: Stage) -> None:
 
 def test_a_line_without_an_end_costs_no_memory(stage: Stage) -> None:
     size = 2**30 if "RESIL_SOAK" in os.environ else 2**26
-    with stage.start("sh", "-c", f"head -c {size} /dev/zero | tr '\\0' x") as process:
+    words = ["-m", "resilience", "run", "--", "sh", "-c", f"head -c {size} /dev/zero | tr '\\0' x"]
+    with stage.start_program(*words, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         seen = sum(len(process.stdout.read(2**20)) for _ in range(size // 2**20 - 1))
         peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())

@@ -18,7 +18,7 @@ from resilience.supervisor.asking import create_file, parse_request, remove_file
 from resilience.supervisor.attempt import claim_attempt, end_of, find_attempt
 from resilience.supervisor.memory import MemoryWatch
 from resilience.supervisor.supervisor import command_environment, own_environment
-from tests.guard.memory.memory_cgroups import Machine
+from tests.guard.memory.memory_cgroups import Machine, a_real_cgroup
 from tests.lab.disks import fill, needs_fuse, small_disk
 from tests.lab.hung import hung_directory
 from tests.lab.waiting import until
@@ -105,7 +105,27 @@ def test_of_the_ranks_of_a_step_one_writes_what_is_per_run(stage: Stage) -> None
     assert stage.finish("sh", "-c", "echo $RESIL_ATTEMPT; exit 2")[:2] == (2, b"1\n")
     assert first.communicate(b"\n", timeout=20)[0] == b"1\n"
     assert len(stage.attempts()) == 1 and stage.attempts()[0].exit_code == 0
-    assert [path.name for path in (stage.run.path / "logs").iterdir()] == ["gpt-7.out"]
+    logs = sorted(path.name for path in (stage.run.path / "logs").iterdir())
+    assert logs == ["gpt-7.out", "gpt-7.rank1.out"], "the other one only because it has failed"
+
+
+def test_the_rank_that_failed_first_is_the_cause_and_not_the_end_of_the_others(stage: Stage) -> None:
+    """srun and torchrun end the other ranks then, by SIGTERM; a crash loop of rank 1 counts as one."""
+    stage.environ = STEP_OF_TWO | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    with stage.start("sleep", "100") as first:
+        stage.launched(first)
+        stage.environ = STEP_OF_TWO | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
+        assert stage.finish("sh", "-c", "echo 'KeyError: boom'; exit 2")[0] == 2
+        first.terminate()
+        assert first.wait(20) == 143
+    (attempt,) = stage.attempts()
+    assert (str(attempt.end), attempt.exit_code) == (
+        "exited",
+        2,
+    ) and attempt.why == f"rank 1 on {os.uname().nodename} failed: exit code 2"
+    assert stage.file("attempts/0001.end")["burnt"] == 1
+    (row,) = read_ledger(stage.run)
+    assert row.failure is not None and "KeyError: boom" in [quote.text for quote in row.failure.quotes]
 
 
 def test_numbers_are_taken_once(tmp_path: Path) -> None:
@@ -143,6 +163,17 @@ def test_a_kill_switch_asks_by_the_signal_that_the_command_understands(stage: St
     assert str(stage.attempts()[0].end) == "stopped"
     assert stage.finish("echo", "started")[:2] == (75, b"")
     assert len(stage.attempts()) == 1
+
+
+def test_a_reader_that_does_not_read_keeps_no_request_from_the_command(stage: Stage) -> None:
+    flood = "trap 'echo asked; exit 7' USR1; head -c 300000 /dev/zero >&2 & echo ready; while :; do sleep 0.05; done"
+    with stage.start("sh", "-c", flood, options=("--stop=USR1",)) as process:
+        assert read_line(process) == b"ready"
+        time.sleep(0.2)  # until stderr is full; if it is not yet, this shows nothing
+        stage.switch("kill")
+        assert read_line(process) == b"asked"
+        assert len(process.communicate(timeout=20)[1]) >= 300_000
+        assert process.returncode == 7
 
 
 def test_a_stopped_command_is_continued_to_hear_the_request(stage: Stage) -> None:
@@ -266,6 +297,7 @@ def test_a_run_directory_that_hangs_later_does_not_keep_the_exit_code(stage: Sta
         ):
             assert process.communicate(b"\n", timeout=20)[0] == b"trained\n"
             assert process.returncode == 4
+    until(lambda: stage.file("attempts/0001.end").get("exit_code") == 4, "the process left behind to write the end")
 
 
 def test_what_ignores_sigterm_is_killed_after_a_kill_switch(stage: Stage) -> None:
@@ -365,6 +397,15 @@ def test_requests_are_signals_or_paths(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "STOP").write_text("another's")
     remove_file(request.path, created)
     assert (tmp_path / "STOP").read_text() == "another's"
+
+
+def test_the_oom_killer_is_named(stage: Stage) -> None:
+    with a_real_cgroup(120 * 2**20) as cgroup:
+        take = [sys.executable, "-S", "-c", "b'x' * 2**28"]
+        words = ["sh", "-c", f'echo $$ >{cgroup.task}/cgroup.procs; exec "$@"', "-", sys.executable, "-m", "resilience"]
+        done = subprocess.run([*words, "run", "--", *take], env=stage.full_environment, cwd=stage.path, timeout=60)
+    assert done.returncode == 137
+    assert stage.attempts()[0].why.startswith("killed by SIGKILL; the kernel's OOM killer has killed a process of")
 
 
 @pytest.mark.parametrize("version", [1, 2])

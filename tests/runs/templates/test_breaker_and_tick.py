@@ -30,7 +30,7 @@ from tests.runs.templates.test_breaker import CAN_HOLD, Loop
 from tests.runs.templates.ticker import SCONTROL, SQUEUE
 
 SOAK = "RESIL_SOAK" in os.environ
-HISTORIES = 1_000 if SOAK else 4
+HISTORIES = 300 if SOAK else 4
 DRIVER = """
 resil_kill_training() { :; }
 while read -r verb RESIL_ATTEMPT end code; do
@@ -176,8 +176,9 @@ def test_over_drawn_histories_shell_and_watchdog_come_to_one_view(tmp_path: Path
     - there an open breaker is one that `decide` does not close, and a job that starts may train if and only if there is
       none, or `decide` calls it half open. (Of a closed one `decide` may say "open": nothing is opened while the newest
       attempt is one that was stopped on purpose. If the next one fails, it is.)
-    - whatever one of them lets train in between, no more than `failures + half_open` attempts fail since the last
-      progress, and no more than `neutral` are ended from outside.
+    - whatever one of them lets train in between, since the last progress no more than `failures + half_open` attempts
+      exit for a cause of their own, and no more than `failures + half_open + neutral` end in all. (The shell alone
+      cannot tell an exit code of a preemption from a failure, nor what a lost attempt failed for.)
     """
     dice = random.Random(20261124)
     for index in range(HISTORIES):
@@ -187,7 +188,7 @@ def test_over_drawn_histories_shell_and_watchdog_come_to_one_view(tmp_path: Path
         root = tmp_path / str(index)
         root.mkdir()
         story, told = Story(root, policy), []
-        causes, best = dice.sample(sorted(LOGS), dice.choice((1, 2, 6))), 0
+        causes, best, failed = dice.sample(sorted(LOGS), dice.choice((1, 2, 6))), 0, 0
         for _ in range(dice.randint(1, 9)):
             if dice.random() < 0.5:
                 story.tick()
@@ -195,11 +196,13 @@ def test_over_drawn_histories_shell_and_watchdog_come_to_one_view(tmp_path: Path
                 told.append("held")
                 break
             save = dice.choice((None, None, None, best, best + 1))
-            best = max(best, save or 0)
             cause, end = (
                 dice.choice(causes),
                 dice.choice(("exited", "exited", "exited", "terminated", "lost", "stopped")),
             )
+            is_own = end == "exited" and cause not in ("preempted", "time limit")
+            failed = 0 if save is not None and (save > best or not best) else failed + is_own
+            best = max(best, save or 0)
             story.attempt(cause, end, save, ago_s=dice.choice((900.0, -900.0)))
             told.append(f"{cause}, {end}, saved {save}")
         seen = set()
@@ -217,9 +220,9 @@ def test_over_drawn_histories_shell_and_watchdog_come_to_one_view(tmp_path: Path
             assert decision.state is not State.CLOSED, (context, decision)
         assert starts is (not story.loop.is_open or decision.state is State.HALF_OPEN), (context, decision)
         if policy.failures:
-            assert decision.burnt <= policy.failures + policy.half_open, context
-        if policy.neutral:
-            assert decision.outside <= policy.neutral, context
+            assert failed <= policy.failures + policy.half_open, context
+        if policy.failures and policy.neutral:
+            assert decision.burnt + decision.outside <= policy.failures + policy.half_open + policy.neutral, context
         story.close()
 
 
@@ -292,7 +295,7 @@ def test_shells_and_watchdogs_that_decide_at_once_open_it_once_and_release_no_jo
     """Eight processes (four by default), in many rounds: the third failure of the run ends while watchdogs look at the
     run; then waiting jobs start while they do; then the one more makes progress while they do."""
     crowd = Crowd(tmp_path, 4 if SOAK else 2)
-    for turn in range(400 if SOAK else 3):
+    for turn in range(300 if SOAK else 3):
         crowd.begins_anew()
         _, said = crowd.all_at_once("end 3 exited 1")
         assert (crowd.openers(said), crowd.held) == (1, ["50", "51", "60"]), (turn, said)
@@ -302,7 +305,7 @@ def test_shells_and_watchdogs_that_decide_at_once_open_it_once_and_release_no_jo
         codes, more = crowd.all_at_once(*(f"start {number}" for number in starting))
         assert codes == [75] * len(codes), "no job trains"
         assert crowd.openers([*said, *more]) == 1, (turn, more)
-        assert crowd.loop.file(".held").read_text().split() == ["50", "51"], "the only ones that are to be released"
+        assert {*crowd.loop.file(".held").read_text().split()} == {"50", "51"}, "the only ones to be released"
         last = starting[-1] + 1
         crowd.begins(last)
         line = f'{{"event":"save","time":1,"attempt":{last},"step":9}}\n'

@@ -146,6 +146,12 @@ exit 1
     assert json.dumps("requeue") in json.dumps(batch.journal()[-1]) and batch.events()[-1] == "requeued"
 
 
+def test_a_silent_controller_has_not_requeued_it(batch: Batch) -> None:
+    script = run(batch, "exit 75", scontrol=CAN_HOLD + "exit 1\n")
+    assert asked(batch) == ["requeue 7"] * 3 and batch.events()[-1] == "not_requeued"
+    assert "this job cannot be requeued here (scontrol did not answer)" in script.text
+
+
 def test_a_job_that_could_take_no_number_does_not_run_again_and_again(batch: Batch) -> None:
     (batch.run_dir / "attempts").rmdir()
     (batch.run_dir / "attempts").write_text("")

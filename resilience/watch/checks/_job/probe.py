@@ -283,6 +283,7 @@ class _QueueProbe:
         lines = [self._query_text(answer), f"{plural(rows, 'row')} of {subject.shown}, matched {how}"]
         if subject.facts is not None:
             lines.append(f"run directory {subject.facts.directory.path}: finished, kill switch, attempts")
+            lines += subject.facts.hosts
         if second:
             lines.append(f"second source: {second}")
         if self.watched.own.ids:

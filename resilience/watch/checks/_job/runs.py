@@ -17,7 +17,7 @@ from resilience.runs.attempts import AttemptEnd
 from resilience.runs.breaker_file import OpenBreaker, read_breaker
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import attempt_numbers, read_attempts
-from resilience.runs.run_jobs import scheduler_of, submitters
+from resilience.runs.run_jobs import requeues_itself, scheduler_of, submitters
 from resilience.runs.run_logs import start_of_attempt
 from resilience.runs.settle import unsettled
 from resilience.runs.submissions import (
@@ -115,11 +115,6 @@ class RunFacts:
         return not any(word.startswith(("--dependency", "-d")) for word in intent.argv[:end])
 
 
-def _requeues(directory: RunDirectory) -> bool:
-    act = directory.settings().get("act")
-    return isinstance(act, dict) and act.get("enabled") is True and act.get("requeue") is True
-
-
 def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, within_s: float) -> Iterator[RunFacts]:
     """Yield the facts from each run's files, with `error` for a run that cannot be read."""
     is_known = cache(is_account)
@@ -148,7 +143,7 @@ def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, withi
                 within_s=within_s,
                 breaker=None if over else read_breaker(directory),
                 hosts=() if over else tuple(map(describe_exclusion, read_excluded(directory))),
-                requeues=not over and _requeues(directory),
+                requeues=not over and requeues_itself(directory, intents),
             )
         except StateDirectoryError as error:
             yield RunFacts(directory, error=error.message)
