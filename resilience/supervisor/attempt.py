@@ -22,10 +22,11 @@ from resilience.runs.attempts import AttemptEnd
 LOOKED_BACK = 50
 """Earlier attempts that are searched for the counts, as the batch shell does."""
 TRAINED_S = 300.0
-"""Without a guard no save is known: an attempt that ran for this long counts as progress."""
+"""Where no guard was ever seen no save is known: an attempt that ran for this long counts as progress."""
 JOURNAL_BYTES = 2**20
 """The end of a guard's journal that is searched for saves."""
 _NUMBER = re.compile(r"[0-9]{4,18}")
+_STEP = re.compile(rb'"step":([0-9]{1,18})[,}]')
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,10 @@ class AttemptRecord:
     def finish(self, end: AttemptEnd, code: int, why: str, *, launched: bool = True) -> None:
         """Record its end."""
         now = time.time()
-        burnt, outside = self._counts()
-        if code == 0 or self._has_progressed(now):
+        burnt, outside, best = self._counts()
+        saved = self._newest_save()
+        has_trained = saved is None and best < 0 and now - self.start_time >= TRAINED_S
+        if code == 0 or has_trained or (saved is not None and saved > best):
             burnt = outside = 0
         elif end is AttemptEnd.EXITED:
             burnt += 1
@@ -75,14 +78,17 @@ class AttemptRecord:
             "end": quote(end.value), "exit_code": code, "time": int(now), "launched": str(launched).lower(),
             "gone": str(self.place.is_one_node).lower(), "burnt": burnt, "outside": outside, "why": quote(why),
         }  # fmt: skip
+        best = max(best, -1 if saved is None else saved)
+        if best >= 0:
+            fields["durable"] = best
         text = "".join(f"{key} = {value}\n" for key, value in fields.items())
         replace_file(self.path(layout.attempt_end_file(self.number)), text, mode=file_mode(self.place.run_dir))
         with suppress(OSError):
             os.unlink(self.path(layout.attempt_beat_file(self.number)))
         self.journal("attempt_end", end=end.value, exit_code=code, launched=launched, reason=why)
 
-    def _has_progressed(self, now: float) -> bool:
-        """Return whether a guard in the command has saved, or, without one, whether the command ran for long."""
+    def _newest_save(self) -> int | None:
+        """Return the newest step that a guard in the command has saved, -1 for none; None if no guard was seen."""
         journal = os.path.join(self.place.run_dir, layout.JOURNAL, f"{self.place.job_id}.0.jsonl")
         mark = f'"attempt":{self.number},'.encode()
         try:
@@ -91,22 +97,22 @@ class AttemptRecord:
                 own = [line for line in file.read(JOURNAL_BYTES).splitlines() if mark in line]
         except OSError:
             own = []
-        if own:
-            return any(line.startswith(b'{"event":"save",') for line in own)
-        return now - self.start_time >= TRAINED_S
+        steps = (_STEP.search(line) for line in own if line.startswith(b'{"event":"save",'))
+        return max((int(step[1]) for step in steps if step), default=-1) if own else None
 
-    def _counts(self) -> tuple[int, int]:
-        """Return how many attempts in a row before this one failed, and how many were ended from outside."""
+    def _counts(self) -> tuple[int, int, int]:
+        """Return how many attempts in a row before this one failed, how many were ended from outside, and the newest
+        step that is durable; -1: none is known."""
         closed = _whole(_fields(self.path(layout.BREAKER_CLOSED)).get("attempt", ""))
         lost = 0
         for number in range(self.number - 1, max(0, self.number - LOOKED_BACK), -1):
-            if number <= closed:
-                break
             end = _fields(self.path(layout.attempt_end_file(number)))
             if "burnt" in end:
-                return _whole(end["burnt"]), _whole(end.get("outside", "")) + lost
-            lost += os.path.exists(self.path(layout.attempt_file(number)))
-        return 0, lost
+                best = _whole(end["durable"]) if "durable" in end else -1
+                counts = (0, 0) if number <= closed else (_whole(end["burnt"]), _whole(end.get("outside", "")))
+                return counts[0], counts[1] + lost, best
+            lost += number > closed and os.path.exists(self.path(layout.attempt_file(number)))
+        return 0, lost, -1
 
 
 def claim_attempt(place: RankInfo, label: str) -> AttemptRecord:
