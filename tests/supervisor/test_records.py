@@ -8,14 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from resilience.attempts.ledger import read_ledger
 from resilience.guard.rank_info import RankInfo
-from resilience.runs.attempts import AttemptEnd
 from resilience.supervisor.asking import create_file, parse_request, remove_file
 from resilience.supervisor.attempt import claim_attempt, end_of, find_attempt
 from resilience.supervisor.memory import MemoryWatch
@@ -54,23 +52,6 @@ def test_failures_in_a_row_are_counted_for_the_breaker(stage: Stage) -> None:
         stage.finish("sh", "-c", f"exit {code}")
     assert [stage.file(f"attempts/{number:04d}.end")["burnt"] for number in (1, 2, 3, 4)] == [1, 2, 0, 1]
     assert [one.label for one in stage.attempts()] == ["0_1", "0_2", "0_3", "0_4"]
-
-
-def test_only_a_newer_save_is_progress_once_a_guard_has_saved(stage: Stage) -> None:
-    """As the batch shell counts, whose attempts may come before and after."""
-    place = RankInfo(run="gpt", run_dir=str(stage.run.path), job_id="7")
-    journal = stage.run.path / "journal" / "7.0.jsonl"
-    found = []
-    for save in (10, None, 10, None, 11):
-        record = claim_attempt(place, "7")
-        record = replace(record, start_time=record.start_time - 900)  # long enough for a command without a guard
-        if save is not None:
-            with journal.open("a") as file:
-                file.write(f'{{"event":"save","time":1,"attempt":{record.number},"step":{save}}}\n')
-        record.finish(AttemptEnd.EXITED, 1, "")
-        end = stage.file(f"attempts/{record.number:04d}.end")
-        found.append((end["burnt"], end["durable"]))
-    assert found == [(0, 10), (1, 10), (2, 10), (3, 10), (0, 11)]
 
 
 def test_the_step_in_the_output_is_in_the_heartbeat(stage: Stage) -> None:
@@ -182,6 +163,17 @@ def test_a_kill_switch_asks_by_the_signal_that_the_command_understands(stage: St
     assert str(stage.attempts()[0].end) == "stopped"
     assert stage.finish("echo", "started")[:2] == (75, b"")
     assert len(stage.attempts()) == 1
+
+
+def test_a_reader_that_does_not_read_keeps_no_request_from_the_command(stage: Stage) -> None:
+    flood = "trap 'echo asked; exit 7' USR1; head -c 300000 /dev/zero >&2 & echo ready; while :; do sleep 0.05; done"
+    with stage.start("sh", "-c", flood, options=("--stop=USR1",)) as process:
+        assert read_line(process) == b"ready"
+        time.sleep(0.2)  # until stderr is full; if it is not yet, this shows nothing
+        stage.switch("kill")
+        assert read_line(process) == b"asked"
+        assert len(process.communicate(timeout=20)[1]) >= 300_000
+        assert process.returncode == 7
 
 
 def test_a_stopped_command_is_continued_to_hear_the_request(stage: Stage) -> None:
@@ -305,6 +297,7 @@ def test_a_run_directory_that_hangs_later_does_not_keep_the_exit_code(stage: Sta
         ):
             assert process.communicate(b"\n", timeout=20)[0] == b"trained\n"
             assert process.returncode == 4
+    until(lambda: stage.file("attempts/0001.end").get("exit_code") == 4, "the process left behind to write the end")
 
 
 def test_what_ignores_sigterm_is_killed_after_a_kill_switch(stage: Stage) -> None:
