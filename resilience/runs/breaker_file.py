@@ -6,7 +6,6 @@ starts ends at once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience import layout
+from resilience.base.files import create_file
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.job import JobId
 from resilience.quantities import format_duration, quote_toml
@@ -100,22 +100,10 @@ def read_breaker(directory: RunDirectory) -> OpenBreaker | None:
 def create_breaker(directory: RunDirectory, breaker: OpenBreaker) -> bool:
     """Create the file of the breaker. Return False if another process was first. Raise StateDirectoryError."""
     path = breaker_path(directory)
-    temporary = path.with_name(f".breaker.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    write_atomic(temporary, _text(breaker), mode=directory.file_mode)
     try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError as error:  # no hard links on this file system
-        if path.exists():
-            return False
-        try:
-            temporary.replace(path)
-        except OSError:
-            raise explain_os_error(error, "write", path) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
+        return create_file(path, _text(breaker), mode=directory.file_mode)
+    except OSError as error:
+        raise explain_os_error(error, "write", path) from error
 
 
 def write_breaker(directory: RunDirectory, breaker: OpenBreaker) -> None:

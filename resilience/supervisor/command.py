@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
@@ -192,7 +192,9 @@ def _explain(program: str, error: OSError) -> CannotStart:
 
 
 def say(text: str) -> None:
-    """Print a message of the supervisor on stderr. Never fails."""
-    with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"resil: {text}\n")
-        sys.stderr.flush()
+    """Print a message of the supervisor on stderr. Never fails, nor waits for a reader: then the message is lost."""
+    with suppress(OSError):
+        room = select.poll()
+        room.register(2, select.POLLOUT)
+        if room.poll(200):
+            os.write(2, f"resil: {text}\n".encode("utf-8", "backslashreplace")[: select.PIPE_BUF])

@@ -336,23 +336,31 @@ class Records:
         if end is AttemptEnd.TERMINATED and not asked and (first := first_failure(place, self.attempt)):
             end, (code, why) = AttemptEnd.EXITED, first  # the launcher has ended this rank because of that one
         self.record.finish(end, code, why, launched=launched)
-        has_failed = end in (AttemptEnd.EXITED, AttemptEnd.TERMINATED) and code != 0
-        if has_failed or os.path.exists(os.path.join(place.run_dir, layout.ATTEMPTS, layout.BREAKER)):
+        if code or os.path.exists(os.path.join(place.run_dir, layout.ATTEMPTS, layout.BREAKER)):
             self._tend_breaker()
 
     def _tend_breaker(self) -> None:
-        """Open or close the breaker, and hold or release the queued jobs, as `resil watch job` does at each tick: a
-        crash loop is faster than that."""
+        """Count this attempt, open or close the breaker, and hold or release the queued jobs, as `resil watch job`
+        does at each tick: a crash loop is faster than that."""
         from pathlib import Path
 
         from resilience.attempts.acting import act
+        from resilience.attempts.breaker import decide, looked_at
+        from resilience.attempts.ledger import read_ledger
+        from resilience.runs.breaker_file import last_closed, write_counts
         from resilience.runs.project import Project
         from resilience.settings.load import load
         from resilience.system.ports import System
 
         system = System(cwd=Path("/"))
         project = Project(system, load(system, named=Path(self._place.run_dir, layout.RUN_FILE)))
-        said = act(project, _directory(self._place.run_dir, project.loaded.settings.run.group))
+        settings = project.loaded.settings
+        directory = _directory(self._place.run_dir, settings.run.group)
+        if self.record is not None:
+            rows = read_ledger(directory, newest=looked_at(settings.act))
+            counts = decide(rows, settings.act, time.time(), closed_after=last_closed(directory))
+            write_counts(directory, self.attempt, counts.burnt, counts.outside)
+        said = act(project, directory)
         if said:
             self._say(said)
 

@@ -165,6 +165,17 @@ def test_a_kill_switch_asks_by_the_signal_that_the_command_understands(stage: St
     assert len(stage.attempts()) == 1
 
 
+def test_a_reader_that_does_not_read_keeps_no_request_from_the_command(stage: Stage) -> None:
+    flood = "trap 'echo asked; exit 7' USR1; head -c 300000 /dev/zero >&2 & echo ready; while :; do sleep 0.05; done"
+    with stage.start("sh", "-c", flood, options=("--stop=USR1",)) as process:
+        assert read_line(process) == b"ready"
+        time.sleep(0.2)  # until stderr is full; if it is not yet, this shows nothing
+        stage.switch("kill")
+        assert read_line(process) == b"asked"
+        assert len(process.communicate(timeout=20)[1]) >= 300_000
+        assert process.returncode == 7
+
+
 def test_a_stopped_command_is_continued_to_hear_the_request(stage: Stage) -> None:
     with stage.start(*handler("USR1"), options=("--stop=USR1",)) as process:
         assert read_line(process) == b"ready"
@@ -286,6 +297,7 @@ def test_a_run_directory_that_hangs_later_does_not_keep_the_exit_code(stage: Sta
         ):
             assert process.communicate(b"\n", timeout=20)[0] == b"trained\n"
             assert process.returncode == 4
+    until(lambda: stage.file("attempts/0001.end").get("exit_code") == 4, "the process left behind to write the end")
 
 
 def test_what_ignores_sigterm_is_killed_after_a_kill_switch(stage: Stage) -> None:
