@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from resilience.attempts.failure import Confidence, FailureClass
 from resilience.attempts.ledger import LedgerRow, causes_of
@@ -319,7 +320,7 @@ def _bad_hosts(ended: Sequence[LedgerRow], progressed: Sequence[LedgerRow], poli
     for one in ended:
         treatment, nodes = treatment_of(one, policy), _nodes(one)
         if treatment in _OF_A_HOST and one.failure is not None and one.failure.confidence is not Confidence.GUESS:
-            hosts = nodes & {one.failure.host.partition(".")[0]} or (nodes if len(nodes) == 1 else set())
+            hosts = nodes & {one.failure.host.partition(".")[0]} or (nodes if len(nodes) == 1 else frozenset())
             named.update((one.failure.failure.text, host) for host in hosts)
         if treatment in {Treatment.RETRY, *_MAY_HEAL} and len(nodes) == 1:
             failed.update(nodes)
@@ -333,11 +334,17 @@ def _bad_hosts(ended: Sequence[LedgerRow], progressed: Sequence[LedgerRow], poli
     return found if policy.failures and len(found) <= MOST_EXCLUDED else {}
 
 
-def _nodes(row: LedgerRow) -> set[str]:
+def _nodes(row: LedgerRow) -> frozenset[str]:
     """Return the nodes of an attempt; none if they are unknown."""
+    return _expanded(row.nodes)
+
+
+@lru_cache(maxsize=256)
+def _expanded(nodes: str) -> frozenset[str]:
+    """Of thousands of nodes this takes a millisecond, and a decision needs it for each attempt several times."""
     with suppress(HostlistError):
-        return set(expand(row.nodes))
-    return set()
+        return frozenset(expand(nodes))
+    return frozenset()
 
 
 def _culprit(failures: Sequence[LedgerRow], ended: Sequence[LedgerRow], policy: ActSettings) -> str:

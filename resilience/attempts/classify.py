@@ -58,7 +58,7 @@ _MASKED = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?|'[^']{40,}'")
 _MILD_WORDS = (
     r"retry(?:ing)?(?! (?:count )?(?:exceeded|failed))|retries|fall(?:ing|s)? back|from scratch|skip(?:ping|ped)?"
     r"|ignor(?:ed|ing)|trying (?:again|another|the next)|using \S+ instead|is set to|handled|resum(?:ing|ed) after"
-    r"|(?:previous|last) attempt|optional|may happen|to avoid|potentially|will be (?:created|built)|building"
+    r"|(?:previous|last) attempt|restarting|optional|may happen|to avoid|potentially|will be (?:created|built)|building"
     r"|disabled(?! between)|continu(?:e|ing|es)|tolerated|healthy|never|is empty"
 )
 _MILD = re.compile(
@@ -202,10 +202,8 @@ def classify(evidence: Evidence) -> Failure:
     if by_state is not None:
         said = evidence.state_text or str(evidence.state)
         return _with_quotes(_plain(by_state, Confidence.CERTAIN, f"the scheduler ended it: {said}"), reading)
-    if evidence.oom_kills and decided is None and _is_killed(evidence, reading):
-        counted = f"the kernel killed {evidence.oom_kills} of its processes for memory, says the job's cgroup"
-        found = _plain(FailureClass.HOST_OOM, Confidence.CERTAIN, counted)
-        return _with_quotes(replace(found, advice=OOM_ADVICE), reading)
+    if evidence.oom_kills and decided is None and (found := _of_oom_kills(evidence, reading)) is not None:
+        return found
     if decided is not None:
         return _of_match(decided, reading, Confidence.CERTAIN)
     if evidence.elastic is not None:
@@ -224,14 +222,17 @@ def sign_of_bad_node(log: str) -> tuple[FailureClass, str] | None:
     return (signs[-1].rule.failure, split_rank(reading.lines[signs[-1].index])[1].strip()) if signs else None
 
 
-def _is_killed(evidence: Evidence, reading: _Reading) -> bool:
-    """Return whether an OOM kill may be the end: the launch or a rank was killed, or the log shows no other cause. A
-    helper that was killed, as a DataLoader worker that was started again, ends nothing."""
-    code = evidence.exit_code
-    if code in (None, 128 + SIGKILL) or SIGKILL in (_child_signal(reading), -(reading.culprit[2] or 0)):
-        return True
-    found = _of_log(reading)
-    return found is None or found.confidence is Confidence.GUESS or found.failure is FailureClass.HOST_OOM
+def _of_oom_kills(evidence: Evidence, reading: _Reading) -> Failure | None:
+    """Return the failure that the kernel's count shows: an exception may follow the death of a child. None if the log
+    shows another cause, such as a full disk: a helper that was killed, and replaced, ends nothing."""
+    cause = _of_log(reading)
+    signals = (128 - (evidence.exit_code or 0), -_child_signal(reading), reading.culprit[2])
+    is_sure = cause is None or cause.confidence is Confidence.GUESS or -SIGKILL in signals
+    if not is_sure and cause is not None and cause.failure not in _VAGUE:
+        return None
+    said = f"the kernel killed {evidence.oom_kills} of its processes for memory, says the job's cgroup"
+    found = _plain(FailureClass.HOST_OOM, Confidence.CERTAIN if is_sure else Confidence.LIKELY, said)
+    return _with_quotes(replace(found, advice=OOM_ADVICE), reading)
 
 
 def _of_ruin(evidence: Evidence) -> Failure:
@@ -325,7 +326,7 @@ def _terms(rules: Sequence[Rule]) -> tuple[list[tuple[Rule, list[tuple[str, str]
     found = []
     for rule in rules:
         runs = (max(_WORD.findall(word), key=len, default="") for word in rule.contains)
-        spaced = (run if len(run) > 3 else f" {run}"[:4] for run in runs)
+        spaced = (run if len(run) > 3 else f" {run}" if len(run) == 3 else "" for run in runs)
         found.append((rule, [(run, _masked(word)) for run, word in zip(spaced, rule.contains, strict=True)]))
     return found, {run for _, words in found for run, _ in words}
 
@@ -448,10 +449,11 @@ def _of_last_words(reading: _Reading) -> Failure | None:
             errors.append(index)
     if not errors:
         return None
-    said = cut(split_rank(reading.lines[errors[0]])[1].strip(), 200)
+    rank, said = split_rank(reading.lines[errors[0]])
+    said = cut(said.strip(), 200)
     found = _plain(FailureClass.EXCEPTION, Confidence.GUESS, f"its last words are: {said}")
     quotes = _quotes(errors[0], reading, FailureClass.EXCEPTION)
-    return replace(found, fingerprint=f"exception: {_mask(said)}", rank=split_rank(said)[0], quotes=quotes)
+    return replace(found, fingerprint=f"exception: {_mask(said)}", rank=rank, quotes=quotes)
 
 
 def _causes(reading: _Reading) -> tuple[list[_Cause], list[_Cause]]:

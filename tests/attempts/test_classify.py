@@ -68,7 +68,8 @@ ValueError: no shard
         (Evidence(exit_code=137, oom_kills=1, log=STEPS), C.HOST_OOM, Confidence.CERTAIN),
         (Evidence(exit_code=1, oom_kills=1, log=STEPS + TORCHRUN), C.HOST_OOM, Confidence.CERTAIN),
         (Evidence(exit_code=1, oom_kills=1, log=STEPS + ECHO), C.HOST_OOM, Confidence.CERTAIN),
-        (Evidence(exit_code=1, oom_kills=1, log=STEPS + OWN), C.EXCEPTION, Confidence.LIKELY),
+        (Evidence(exit_code=1, oom_kills=1, log=STEPS + OWN), C.HOST_OOM, Confidence.LIKELY),
+        (Evidence(exit_code=1, oom_kills=1, log=STEPS + SHORT), C.GPU_OOM, Confidence.LIKELY),
         (Evidence(exit_code=137, memory_why="97 % of the job's cgroup", log=STEPS), C.HOST_OOM, Confidence.LIKELY),
         (Evidence(exit_code=1, memory_why="97 % of the job's cgroup", log=STEPS), C.UNKNOWN, Confidence.GUESS),
         (

@@ -12,6 +12,7 @@ import pytest
 
 from tests.end_to_end.conftest import Shell
 
+soak = pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="one of several stories; RESIL_SOAK=1 runs all")
 SETTINGS = """\
 [run]
 name = "gpt"
@@ -62,6 +63,7 @@ def until_finished(shell: Shell) -> None:
     shell.until(lambda: all(path.with_suffix(".end").exists() for path in directory.glob("attempts/????")))
 
 
+@soak
 def test_a_starting_job_queues_the_next_one_without_any_watchdog(shell: Shell) -> None:
     first = begin(shell, WAITS_FOR_A_SUCCESSOR, "keep_queued = 1")
     until_finished(shell)
@@ -75,7 +77,7 @@ def test_a_job_requeues_itself_until_the_run_is_finished(shell: Shell) -> None:
     assert submitted(shell) == 1
 
 
-@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="a time limit that a busy machine needs (RESIL_SOAK=1)")
+@soak
 def test_a_job_requeues_itself_at_its_time_limit(shell: Shell) -> None:
     shell.environment["RESIL_LOCAL_KILL_WAIT_S"] = "30"
     job = begin(shell, OVER_TIME, "requeue = true", "--time", "0:10")
@@ -83,6 +85,7 @@ def test_a_job_requeues_itself_at_its_time_limit(shell: Shell) -> None:
     assert ends(shell) == [(job, 143), (job, 0)]
 
 
+@soak
 def test_two_ticks_and_two_starting_jobs_at_once_queue_it_once(shell: Shell) -> None:
     begin(shell, "touch began; sleep 600", "keep_queued = 0")
     shell.until((shell.directory / "began").exists)
