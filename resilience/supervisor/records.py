@@ -108,7 +108,7 @@ class Records:
         self._followed: set[Identity] = set()
         self._created: dict[str, Identity] = {}
         self._end: tuple[int, bool, str, int, str, str] | None = None
-        self._output: OutputStep | None = None
+        self._told: OutputStep | None = None
         self._rest = self._unsearched = self._last = b""
         self._seen_bytes = self._count = 0
         self._progress = Progress(self._began)
@@ -285,7 +285,7 @@ class Records:
         if self._is_of_a_guard(path):
             self.is_guarded = True  # the guard in the command knows more, and writes this file from now on
             return
-        counted = self._output if self._output is not None and self._output.is_counted else None
+        counted = self._told if self._told is not None and self._told.is_counted else None
         polls = self._seen_bytes if counted is None else 0
         phase = "stopped" if is_stopped(self._pid) else counted.phase if counted is not None else ""
         self._progress.update((self.step or 0, polls, phase), now)
@@ -313,9 +313,9 @@ class Records:
         cut = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
         lines, self._rest = self._rest + chunk[:cut], chunk[cut:][-4096:] if cut else (self._rest + chunk)[-4096:]
         if cut:
-            self._output = self._output or OutputStep()
-            self._output.read(lines, now)
-            self.step = self.step if self._output.step is None else self._output.step
+            self._told = self._told or OutputStep()
+            self._told.read(lines, now)
+            self.step = self.step if self._told.step is None else self._told.step
 
     # ---- the end ----------------------------------------------------------------------------------------------
 
