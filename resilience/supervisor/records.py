@@ -156,7 +156,10 @@ class Records:
         poll = select.poll()
         poll.register(self._peer, select.POLLIN)
         while self._end is None and poll.poll(1000 * timeout_s):
-            raw = self._peer.recv(LONGEST_BYTES)
+            try:
+                raw = self._peer.recv(LONGEST_BYTES)
+            except ConnectionResetError:  # once, if the supervisor has ended without reading all
+                continue
             if not raw:
                 return False
             what, *values = marshal.loads(raw)
@@ -171,11 +174,15 @@ class Records:
         state = True, self.attempt, self._refusal, self._trouble, seen, self.is_guarded
         if state != self._reported:
             self._reported = state
-            self._peer.send(marshal.dumps(("state", *state)))
+            self._send("state", *state)
 
     def _say(self, text: str) -> None:
         if self._place.is_first:
-            self._peer.send(marshal.dumps(("say", text)))
+            self._send("say", text)
+
+    def _send(self, *message: Any) -> None:
+        with suppress(OSError):  # the supervisor is gone; its last messages are still to be read
+            self._peer.send(marshal.dumps(message))
 
     def _on_launched(self, pid: int) -> None:
         self._pid = pid
