@@ -365,11 +365,14 @@ def _is_restarted(directory: RunDirectory, attempt: Attempt) -> bool:
     return any(one.job_id == attempt.job_id and one.restart > attempt.restart for one in later)
 
 
-def read_end(path: Path | str, limit_bytes: int = TAIL_BYTES) -> str:
-    """Return the end of a log, of whatever bytes. Raise StateDirectoryError if it cannot be read."""
+def read_end(path: Path | str, limit_bytes: int = TAIL_BYTES, *, looks_back: bool = True) -> str:
+    """Return the end of a log, of whatever bytes, and before it the last earlier traceback if `looks_back`.
+
+    Raise StateDirectoryError if it cannot be read.
+    """
     try:
         raw, is_whole = read_tail(path, limit_bytes)
-        if not is_whole:
+        if looks_back and not is_whole:
             raw = _earlier_traceback(read_tail(path, LOOK_BACK_BYTES)[0], len(raw)) + raw
     except OSError as error:
         raise explain_os_error(error, "read", Path(path)) from error

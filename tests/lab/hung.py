@@ -62,10 +62,10 @@ def hung_directory(directory: Path, *, over: bool = False) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        # The connection's end wakes everybody who waits, with an error.
+        ctypes.CDLL(None).umount2(bytes(directory), _MNT_DETACH)
+        # The connection's end wakes everybody who waits, with an error; they find then what the mount has hidden.
         server.kill()
         server.wait()
-        ctypes.CDLL(None).umount2(bytes(directory), _MNT_DETACH)
 
 
 def release(directory: Path) -> None:
