@@ -30,8 +30,8 @@ LAST_WORDS = 60
 SURVIVED_STEPS = 3
 """A line was survived if the log shows this many different steps after it."""
 OOM_ADVICE = "request more memory (--mem), or fewer DataLoader workers"
-_QUOTES = "resil: the breaker "
-"""Lines of the batch shell that quote the cause of an earlier attempt."""
+_QUOTES = ("resil: the breaker ", "resil: an earlier attempt was stopped")
+"""In lines of the batch shell and of the guard that quote the cause of an earlier attempt."""
 ASKED_FOR = "the watchdog asked because of "
 """Begins the reason of a stop that a watchdog requested for a class of failures (acting.py)."""
 _ASKED_FOR = re.compile(rf"\b{ASKED_FOR}(\w+): ")
@@ -249,7 +249,7 @@ def _read(log: str) -> _Reading:
     if "\x1b" in log:
         log = _ESCAPES.sub("", log)
     log = log.replace("\r", "\n")
-    lines = ["" if line.startswith(_QUOTES) else line[:_MOST_LINE] for line in log.split("\n")]
+    lines = ["" if any(one in line for one in _QUOTES) else line[:_MOST_LINE] for line in log.split("\n")]
     quoted = _quoted_tracebacks(log, lines)
     groups: dict[str, list[int]] = {}
     first_like = []
