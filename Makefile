@@ -3,7 +3,7 @@
 #   make test    lint, types, layers and every test; real SLURM and its accounting where they can be installed; the tests
 #                of `make quick` on each other Python from 3.11 to 3.14
 #   make quick   lint, types, layers and the tests without SLURM, frameworks and long waits: a minute
-.PHONY: demo test packages environment compiled frameworks quick lint size bench soak releases coverage docs docs-site \
+.PHONY: demo test packages environment compiled frameworks quick lint size bench soak night releases coverage docs docs-site \
 	docs-serve dist lock clean
 
 # Tests start Python a thousand times: compiled once, it starts in half the time.
@@ -70,6 +70,12 @@ soak:
 	@scripts/environment dev
 	@scripts/system-packages
 	RESIL_SOAK=1 $(BIN)/python -m pytest -m soak -q --timeout 7200
+
+# A dozen faults one after the other in one training on a real SLURM: minutes. Its timeline goes to build/night.svg.
+night:
+	@scripts/environment dev
+	@scripts/system-packages
+	RESIL_SOAK=1 RESIL_NIGHT_SVG=build/night.svg $(BIN)/python -m pytest -q -s tests/slurm/test_night.py
 
 bench:
 	@scripts/environment dev

@@ -221,6 +221,7 @@ class Job:
         task_count: number of tasks of this record; 1 except for a pending array.
         reason: SLURM's reason code or sentence, or empty.
         nodes: hostlist expression of the allocated nodes, or empty.
+        excluded: hostlist expression of nodes that it must not use; only in the details of one job.
         time_limit_s: None if unlimited.
         dependency: the unfulfilled dependencies, in SLURM's form (`afterany:15(unfulfilled)`), or empty.
         comment: free text of the submitter; resil stores `resil:<run>:<token>` in it.
@@ -243,6 +244,7 @@ class Job:
     qos: str = ""
     nodes: str = ""
     node_count: int = 0
+    excluded: str = ""
     submit_time: float | None = None
     start_time: float | None = None
     end_time: float | None = None

@@ -34,6 +34,8 @@ GUARD_PREFIX = "RESIL_GUARD__"
 
 BREAKER, BREAKER_HELD, BREAKER_CLOSED = "breaker", "breaker.held", "breaker.closed"
 """In `attempts/`: exists while the breaker is open; the jobs that it holds; the attempts that no longer count."""
+EXCLUDED = "excluded.json"
+"""In `attempts/`: bad hosts, and the queued jobs that must not use them because of that."""
 
 FOLDERS = (SCRIPTS, LOGS, SWITCHES, BEATS, JOURNAL, ATTEMPTS)
 

@@ -40,6 +40,9 @@ resil_unfollowed=        # the training did not follow a stop
 resil_gone=true          # at the end: whether no task on another node can be left
 resil_unsure=            # SLURM did not say whether it ended the job
 resil_launched_at=0      # in seconds of this shell
+resil_cgroups=/sys/fs/cgroup
+resil_oom_before=        # what resil_oom_kills found before the launch
+resil_queue_pid=         # process id of resil_keep_jobs_queued
 
 export RESIL_JOB_ID=${SLURM_JOB_ID:-0}
 export RESIL_RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
@@ -125,6 +128,30 @@ resil_setting() { # key -> REPLY: whole seconds of a [guard] setting; fails if u
 }
 
 resil_pause() { read -r -t "$1" _ <> <(:) || :; } # a sleep that leaves no process behind if the shell is killed
+
+# How many processes of this job the kernel has killed for memory on this node. Version 2 counts those of all steps in the
+# job's cgroup; version 1 counts in each cgroup its own, and forgets them with the step. memory.failcnt is no witness: it
+# counts reclaims too. REPLY is empty where the job has no memory cgroup.
+resil_oom_kills() {
+  local controllers path top file word count
+  REPLY=
+  while IFS=: read -r _ controllers path; do
+    [[ $path =~ ^(.*/job_$RESIL_JOB_ID)(/|$) ]] || continue
+    top=${BASH_REMATCH[1]}
+    case ,$controllers, in
+      ,,) set -- "$resil_cgroups$top/memory.events" "$resil_cgroups/unified$top/memory.events" ;;
+      *,memory,*) set -- "$resil_cgroups/memory$top"{,/*,/*/*}/memory.oom_control ;;
+      *) continue ;;
+    esac
+    for file; do
+      [ -r "$file" ] || continue
+      while read -r word count; do
+        if [ "$word" = oom_kill ] && [[ $count =~ ^[0-9]{1,9}$ ]]; then REPLY=$((${REPLY:-0} + count)); fi
+      done <"$file"
+    done
+  done 2>/dev/null <"${1:-/proc/self/cgroup}"
+  return 0
+}
 
 # ---- switches -------------------------------------------------------------------------------------------------
 
@@ -236,7 +263,10 @@ resil_find_siblings() { # resil_siblings: ids, one for all queued tasks of an ar
       { read -r array <"$id/state"; } 2>/dev/null || [ -n "$array" ] || continue
       if [ "$array" != PENDING ] || ! resil_is_ours "$comment"; then continue; fi
       array=''
-      if [ "${1:-}" != all ]; then { read -r array <"$id/array"; } 2>/dev/null; fi
+      if [ "${1:-}" != all ]; then
+        grep -qsF '"held":true' -- "$id/task.json" && continue
+        { read -r array <"$id/array"; } 2>/dev/null
+      fi
       id=${array:-$id}
       [[ " ${resil_siblings[*]-} " == *" ${id##*/} "* ]] || resil_siblings+=("${id##*/}")
     done
@@ -457,11 +487,12 @@ resil_advanced() { # job attempt: whether a save of it was durable, and newer th
   [ "$resil_best" != "$before" ]
 }
 
-# Without a guard no step is known: then an attempt that trained for five minutes counts as progress.
+# Where no guard was ever seen no step is known: then an attempt that trained for five minutes counts as progress. Of a
+# run with a guard, an attempt in which the guard did not begin (ranks that wait for each other) has not trained.
 resil_count() { # end code: add this attempt to the counts. Fails unless it made progress
   resil_tally "$RESIL_ATTEMPT"
   if resil_advanced "$RESIL_JOB_ID" "$RESIL_ATTEMPT" || [ "$1:$2" = exited:0 ] || [ "$1" = finished ] ||
-    { [ ! -e "$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl" ] && [ "$resil_launched" = true ] &&
+    { [ -z "$resil_best" ] && [ ! -e "$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl" ] && [ "$resil_launched" = true ] &&
       ((SECONDS - resil_launched_at >= 300)); }; then
     resil_burnt=0 resil_outside=0
     return 0
@@ -487,7 +518,7 @@ resil_open_breaker() { # why: once for all who see the same failures
     -1 "$RESIL_ATTEMPT" "$resil_burnt" "$acting" "$resil_label" "$REPLY"
   if (umask "$resil_umask" && printf '%s\n' "$text" >"$temporary" && ln -- "$temporary" "$file") 2>/dev/null; then
     resil_record breaker_opened "$1" "the breaker of run $RESIL_RUN opens: $1" burnt "$resil_burnt" acting "$acting"
-  elif resil_is_open && ((resil_open_attempt < RESIL_ATTEMPT)); then # the one more has failed as well
+  elif resil_is_open && ! resil_is_by_hand && ((resil_open_attempt < RESIL_ATTEMPT)); then # one more has failed
     [ "$resil_open_acting" = true ] && text=${text/acting = false/acting = true}
     resil_write "$file" "opened = $resil_open_opened"$'\n'"${text#*$'\n'}"
   fi
@@ -496,17 +527,19 @@ resil_open_breaker() { # why: once for all who see the same failures
 
 resil_is_open() { # what attempts/breaker says
   local key value file=$RESIL_RUN_DIR/attempts/breaker
-  resil_open_acting='' resil_open_opened=0 resil_open_attempt=0 resil_open_retry_at=0 resil_open_why=
+  resil_open_acting='' resil_open_by='' resil_open_opened=0 resil_open_attempt=0 resil_open_retry_at=0 resil_open_why=
   [ -f "$file" ] && [ ! -L "$file" ] || return
   while IFS=' =' read -r key value || [ -n "$key" ]; do
     case $key in
       acting) resil_open_acting=$value ;;
       opened | attempt | retry_at) [[ $value =~ ^[0-9]{1,12}$ ]] && printf -v "resil_open_$key" '%s' "$value" ;;
-      why) value=${value#\"} resil_open_why=${value%\"} ;;
+      by | why) value=${value#\"} && printf -v "resil_open_$key" '%s' "${value%\"}" ;;
     esac
   done 2>/dev/null <"$file"
   resil_clean "$resil_open_why" && resil_open_why=$REPLY
 }
+
+resil_is_by_hand() { [[ $resil_open_by == 'user '* || $resil_open_by == 'alert '* ]]; } # a person closes it
 
 resil_hold_siblings() { # a user's own holds are left alone, also when these are released
   local said held code
@@ -551,8 +584,9 @@ resil_trip() { # the counts have changed: open the breaker if they say so, and h
 resil_reset_breaker() { # progress: the held jobs may run
   local ids file=$RESIL_RUN_DIR/attempts/breaker
   [ -e "$file" ] || [ -e "$file.held" ] || return 0
+  if resil_is_open && resil_is_by_hand; then return 0; fi
   rm -f -- "$file"
-  ids=$(grep -hsE '^[0-9]{1,12}$' -- "$file.held" | sort -u)
+  ids=$(grep -hsE '^[0-9]{1,12}(_[0-9]{1,9})?$' -- "$file.held" | LC_ALL=C sort -u)
   resil_record breaker_closed progress "the breaker is closed: this attempt made progress; released: ${ids:-no job}"
   # shellcheck disable=SC2086 # words
   [ -z "$ids" ] || (unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scontrol release $ids >/dev/null 2>&1) || :
@@ -588,6 +622,74 @@ resil_check_breaker() { # [counted]: end this job if the breaker is open. Withou
   resil_say "nothing was launched; see why: resil why $RESIL_RUN; continue: resil breaker close $RESIL_RUN"
   resil_hold_siblings
   resil_finish 75 stopped "the breaker is open: $resil_open_why"
+}
+
+# ---- never dry ------------------------------------------------------------------------------------------------
+
+# With [act] keep_queued, in the background of a job that may train: resil queues what is missing, where its Python is
+# found. Again after a while, because a limit of the site or a silent scheduler may have been in the way.
+resil_keep_jobs_queued() {
+  local said code before=
+  while kill -0 $$ 2>/dev/null; do
+    said=$(timeout -k 5 150 bash -c "$resil_keep_queued" 2>&1)
+    code=$? said=${said##*$'\n'}
+    if [ -n "$said" ] && [ "$said" != "$before" ]; then
+      if [ "$code" = 0 ]; then resil_say "$said"; fi
+      resil_json "$said"
+      resil_journal keep_queued code "$code" said "$REPLY"
+    fi
+    before=$said
+    resil_pause $((code == 75 ? 150 : 1860)) # more than IN_FLIGHT_S, and than PAUSE_S
+  done
+}
+
+# With [act] requeue, the job of an attempt that has ended runs again under its id: held if the breaker is open. Not if
+# it was ended from outside, except by its time limit: SLURM itself requeues preempted and lost jobs, and a cancelled
+# one must not run again. By its label: the raw id of an array's last task is that of the array, whose tasks would all
+# run again. SLURM kills this shell then, so nothing may follow.
+resil_requeue_self() { # end
+  local verb=requeue said='' try is_requeued=
+  [ -n "$resil_requeue" ] || return
+  case $1 in
+    finished | superseded | lost) return ;;
+    terminated) resil_is_over_time || return ;;
+  esac
+  if [ -e "$RESIL_RUN_DIR/finished" ] || resil_killed; then return; fi
+  if [ -z "$resil_act_enabled" ]; then
+    resil_say 'it would requeue this job; to let it: enabled = true under [act]'
+    return
+  elif resil_is_open && [ "$resil_open_acting" = true ]; then
+    verb=requeuehold
+    (umask "$resil_umask" && printf '%s\n' "$RESIL_JOB_ID" >>"$RESIL_RUN_DIR/attempts/breaker.held") 2>/dev/null || :
+  elif [ -z "$resil_number" ]; then
+    return # not counted: it could run again and again
+  fi
+  for try in 1 2 3; do
+    ((try == 1)) || resil_pause "$resil_still_s"
+    said=$(unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scontrol "$verb" "$resil_label" 2>&1) && is_requeued=yes
+    case $said in
+      *'pending execution'*) is_requeued=yes ;; # by the call before, which had no answer
+      *disabled* | *denied* | *nvalid*) break ;;
+    esac
+    [ -z "$is_requeued" ] || break
+  done
+  if [ -n "$is_requeued" ]; then
+    resil_journal requeued verb "\"$verb\""
+  else
+    said=${said:-scontrol did not answer}
+    resil_record not_requeued "$said" "this job cannot be requeued here ($said): the run needs another job"
+  fi
+}
+
+resil_is_over_time() { # whether SLURM has ended this job at its time limit, or the batch shell after stop_after
+  local now
+  [ -z "$resil_forced" ] || return 0
+  if [ "${RESIL_SCHEDULER:-}" = local ]; then
+    printf -v now '%(%s)T' -1
+    [ -n "${RESIL_END_TIME:-}" ] && ((now >= RESIL_END_TIME))
+  else
+    [ "$(resil_squeue -j "$RESIL_JOB_ID" -o %r)" = TimeLimit ]
+  fi
 }
 
 # ---- the heartbeat --------------------------------------------------------------------------------------------
@@ -1033,6 +1135,10 @@ resil_begin() {
   resil_time
   resil_say "START attempt $RESIL_ATTEMPT of $RESIL_RUN: job $resil_label on $resil_host at $REPLY, restart $RESIL_RESTART_COUNT"
   resil_journal attempt_start nodes "\"${SLURM_JOB_NODELIST:-$resil_host}\""
+  if [ -n "$resil_keep_queued" ]; then
+    resil_keep_jobs_queued </dev/null &
+    resil_queue_pid=$!
+  fi
 }
 
 resil_job_environment() { # variables of the job for the launch
@@ -1072,6 +1178,8 @@ resil_launch() { # program argument...
   if resil_superseded; then
     resil_finish 75 superseded "attempt $REPLY has begun"
   fi
+  resil_oom_kills
+  resil_oom_before=$REPLY
   resil_journal launch
   (
     resil_deaf
@@ -1281,7 +1389,8 @@ resil_finish() { # code end why: record the end of this attempt, and exit
   resil_deaf
   resil_over=yes
   if [ -n "$resil_beat_pid" ]; then
-    kill -s TERM "$resil_beat_pid" 2>/dev/null
+    # shellcheck disable=SC2086 # words
+    kill -s TERM $resil_beat_pid $resil_queue_pid 2>/dev/null
     while resil_hear 0.01; do :; done
     if [ -n "$resil_superseded_by" ]; then
       code=75 end=superseded why="attempt $resil_superseded_by has begun"
@@ -1298,6 +1407,10 @@ resil_finish() { # code end why: record the end of this attempt, and exit
     resil_count "$end" "$code" && progress=yes
     printf -v text 'end = "%s"\nexit_code = %d\ntime = %(%s)T\nlaunched = %s\ngone = %s\nburnt = %d\noutside = %d\n' \
       "$end" "$code" -1 "$resil_launched" "$resil_gone" "$resil_burnt" "$resil_outside"
+    [ -z "$resil_oom_before" ] || resil_oom_kills
+    if [ -n "$resil_oom_before" ] && [ -n "$REPLY" ]; then
+      text+="oom_kills = $((REPLY > resil_oom_before ? REPLY - resil_oom_before : 0))"$'\n'
+    fi
     text+="${resil_best:+durable = $resil_best$'\n'}why = \"$why\""
     if resil_write "$RESIL_RUN_DIR/attempts/$resil_number.end" "$text"; then
       rm -f -- "$RESIL_RUN_DIR/attempts/$resil_number.beat" "$RESIL_RUN_DIR/attempts/.$resil_number.beat."*
@@ -1314,6 +1427,7 @@ resil_finish() { # code end why: record the end of this attempt, and exit
   resil_journal "attempt_end" end "\"$end\"" exit_code "$code" launched "$resil_launched" reason "$json"
   resil_time
   resil_say "END attempt ${RESIL_ATTEMPT:--} of $RESIL_RUN: job $resil_label on $resil_host at $REPLY: $end, exit code $code"
+  resil_requeue_self "$end" || :
   exit "$code"
 }
 

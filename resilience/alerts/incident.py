@@ -66,6 +66,7 @@ class Incident:
         count: number of notifications.
         acknowledged_by, acknowledged_at, acknowledged_note: user, time and note of the acknowledgement.
         escalated: number of escalation steps notified so far.
+        acted: number of deeds of [alert] act that are done; `acted_at`: when the last one was, `did`: what it was.
         flaps: recent times at which the fault came back.
         flapping: when flapping was notified; None if the fault does not flap.
         thread: the thread of its alerts.
@@ -109,6 +110,9 @@ class Incident:
     acknowledged_at: float | None = None
     acknowledged_note: str = ""
     escalated: int = 0
+    acted: int = 0
+    acted_at: float | None = None
+    did: str = ""
     flaps: tuple[float, ...] = ()
     flapping: float | None = None
     thread: str = ""

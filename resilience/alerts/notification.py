@@ -232,7 +232,7 @@ def describe(
     expired: bool = False,
 ) -> str:
     """Return a self-contained sentence about an incident, given the reason for the notification."""
-    summary = incident.summary
+    summary = incident.summary + (f"; {incident.did}" if incident.did else "")
     lasted = format_duration(max(0.0, now - incident.opened))
     if reason is Reason.RESOLVED:
         return _describe_end(incident, now, expired)

@@ -17,8 +17,16 @@ from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.incident import Incident, fingerprint_of, matching_silence
 from resilience.alerts.ledger import Ledger, Silences
 from resilience.alerts.notification import Notification, NotificationGroup, compose, sendable
-from resilience.alerts.policy import RESOLVED_RETENTION_S, advance, assess, cap_times, open_incident
-from resilience.errors import StateDirectoryError
+from resilience.alerts.policy import (
+    RESOLVED_RETENTION_S,
+    acted,
+    advance,
+    assess,
+    cap_times,
+    due_act,
+    open_incident,
+)
+from resilience.errors import ResilError, StateDirectoryError
 from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy, parse_escalation
 
@@ -72,6 +80,7 @@ class Notifier:
         host: this node.
         project: the project directory, for the commands in the messages.
         zone: time zone of the quiet hours; None for the machine's own.
+        act: does what [alert] act says about the run of an incident, and returns that as words.
     """
 
     ledger: Ledger
@@ -81,6 +90,7 @@ class Notifier:
     host: str
     project: str
     zone: tzinfo | None = None
+    act: Callable[[Incident, str], str] | None = None
     _errors: list[str] = field(default_factory=list)
 
     def notify(self, reports: Sequence[Report], now: float, *, source: str = "") -> Notified:
@@ -99,11 +109,12 @@ class Notifier:
         notifications = []
         for case in cases:
             silenced = matching_silence(silences, case.incident, now) is not None
-            reason, incidents[case.incident.fingerprint] = assess(
-                case.incident, case.verdict, now, self.policy, silenced=silenced, expired=case.expired, zone=self.zone
+            incident = case.incident if silenced else self._acted(case.incident, now)
+            reason, incidents[incident.fingerprint] = assess(
+                incident, case.verdict, now, self.policy, silenced=silenced, expired=case.expired, zone=self.zone
             )
             if reason is not Reason.QUIET:
-                notifications.append(Notification.of(case.incident, reason, now, self.policy, expired=case.expired))
+                notifications.append(Notification.of(incident, reason, now, self.policy, expired=case.expired))
         due = tuple(one.intended(now) for one in self._due(notifications, known, now))
         due = tuple(one if one.incident.episode else self._open(one) for one in due)
         groups = compose(due, self._channels_of, now=now, host=self.host, project=self.project)
@@ -174,6 +185,17 @@ class Notifier:
             host=self.host,
             source=source,
         )
+
+    def _acted(self, incident: Incident, now: float) -> Incident:
+        """Act upon the run of an incident if that is due. If it fails, the next tick tries again."""
+        due = due_act(incident, now, self.policy)
+        if not due or self.act is None:
+            return incident
+        try:
+            return acted(incident, self.act(incident, due), now, self.policy)
+        except ResilError as error:
+            self._report(f"cannot {due} the jobs of run {incident.run}: {error.message}; the next tick tries again")
+            return incident
 
     def _due(
         self, notifications: Iterable[Notification], known: Iterable[Incident], now: float

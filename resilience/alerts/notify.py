@@ -4,8 +4,10 @@ not change the watchdogs' output."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from resilience.alerts.acting import act_upon
 from resilience.alerts.notification import NotificationGroup
 from resilience.alerts.notifier import Notifier
 from resilience.alerts.outbox import entry_name
@@ -75,6 +77,7 @@ def notify(
         policy=policy,
         host=system.host.name,
         project=str(project.loaded.project),
+        act=partial(act_upon, project),
     )
     noted = () if state.error or notes is None else notes.noted(project, reports)
     source = "" if typed is None or noted else f"{system.host.name}:{project.loaded.project} {typed}".rstrip()

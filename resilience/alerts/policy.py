@@ -16,7 +16,13 @@ from resilience.alerts.incident import Incident, fingerprint_of, next_incident_i
 from resilience.errors import SettingsError
 from resilience.finding import Finding, Verdict
 from resilience.messages import suggest
-from resilience.settings.alert_policy import AlertPolicy, EscalationStep, parse_escalation, parse_quiet_hours
+from resilience.settings.alert_policy import (
+    AlertPolicy,
+    EscalationStep,
+    parse_acts,
+    parse_escalation,
+    parse_quiet_hours,
+)
 
 RESOLVED_RETENTION_S = 30 * 86400.0
 """A resolved incident is removed after this long."""
@@ -36,6 +42,7 @@ _TIMES = (
     "flapping",
     "held",
     "silenced",
+    "acted_at",
 )
 
 
@@ -205,18 +212,41 @@ def due_steps(incident: Incident, now: float, policy: AlertPolicy) -> int:
     return max(due, min(incident.escalated, len(steps)))
 
 
+def due_act(incident: Incident, now: float, policy: AlertPolicy) -> str:
+    """Return what is to be done now about the run of an incident: `hold`, `cancel`, or an empty text.
+
+    `incident`: as returned by `advance`. Nothing without a run, and only if this tick has found it to be CRITICAL: an
+    UNKNOWN is no reason to act, nor is a check that failed. If several are due together, the last one is done.
+    """
+    if not incident.run or incident.acknowledged_by or incident.first_told is None or not incident.is_open:
+        return ""
+    if incident.verdict is not Verdict.CRITICAL or incident.gone is not None or incident.seen != now:
+        return ""
+    due = [act for after_s, act in parse_acts(policy.act) if now - incident.first_told >= after_s]
+    return due[-1] if len(due) > incident.acted else ""
+
+
+def acted(incident: Incident, did: str, now: float, policy: AlertPolicy) -> Incident:
+    """Return the incident after `due_act` was done."""
+    first = incident.first_told if incident.first_told is not None else now
+    count = sum(now - first >= after_s for after_s, _ in parse_acts(policy.act))
+    return replace(incident, acted=count, acted_at=now, did=did)
+
+
 def check_policy(policy: AlertPolicy, known: Collection[str]) -> tuple[EscalationStep, ...]:
     """Raise SettingsError for a policy that is inconsistent or names a channel that is not in `known`."""
     parse_quiet_hours(policy.quiet_hours)
+    acts = parse_acts(policy.act)
     steps = parse_escalation(policy.escalation)
     for place, names in [("channels", policy.channels), *(("escalation", step.channels) for step in steps)]:
         for name in names:
             if name not in known:
                 hint = suggest(name, sorted(known), cutoff=0.6) if known else f"write a table [channel.{name}]"
                 raise SettingsError(f"[alert] {place} names an unknown channel: {name!r}", hint=hint)
-    if steps and not policy.channels:
+    if (steps or acts) and not policy.channels:
+        what = "an escalation" if steps else "act"
         raise SettingsError(
-            "[alert] has an escalation but no channels", hint="name the channels to notify first: channels = [...]"
+            f"[alert] has {what} but no channels", hint="name the channels to notify first: channels = [...]"
         )
     return steps
 
@@ -227,20 +257,22 @@ def usable(policy: AlertPolicy) -> tuple[AlertPolicy, tuple[str, ...]]:
     A misspelled quiet hour must not suppress all notifications.
     """
     errors = []
-    steps = []
-    for step in policy.escalation:
-        try:
-            parse_escalation((step,))
-            steps.append(step)
-        except SettingsError as error:
-            errors.append(error.message)
+    steps: dict[str, list[str]] = {"escalation": [], "act": []}
+    for key, parse in (("escalation", parse_escalation), ("act", parse_acts)):
+        for step in getattr(policy, key):
+            try:
+                parse((step,))
+                steps[key].append(step)
+            except SettingsError as error:
+                errors.append(error.message)
     quiet = policy.quiet_hours
     try:
         parse_quiet_hours(quiet)
     except SettingsError as error:
         errors.append(error.message)
         quiet = ""
-    return replace(policy, escalation=tuple(steps), quiet_hours=quiet), tuple(errors)
+    escalation, act = tuple(steps["escalation"]), tuple(steps["act"])
+    return replace(policy, escalation=escalation, act=act, quiet_hours=quiet), tuple(errors)
 
 
 def _first_reason(
@@ -273,9 +305,11 @@ def _next_reason(incident: Incident, verdict: Verdict, now: float, policy: Alert
         return Reason.QUIET
     if due_steps(incident, now, policy) > incident.escalated:
         return Reason.ESCALATED
+    was_acted_upon = incident.acted_at is not None and incident.acted_at > (incident.told or 0.0)
     has_settled = incident.flapping is not None and not flaps
     is_due = policy.reminder_s > 0 and now - (incident.told or 0.0) >= policy.reminder_s
-    return Reason.REMINDER if has_settled or incident.silenced is not None or is_due else Reason.QUIET
+    is_news = has_settled or was_acted_upon or incident.silenced is not None
+    return Reason.REMINDER if is_news or is_due else Reason.QUIET
 
 
 def _is_confirmed(incident: Incident, now: float, policy: AlertPolicy) -> bool:

@@ -7,18 +7,30 @@ journalled before, so that a release does not release what a user held.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilience import layout
-from resilience.attempts.breaker import LOOKED_AT, State, decide
-from resilience.attempts.ledger import read_ledger
+from resilience.attempts.breaker import (
+    Breaker,
+    State,
+    Treatment,
+    decide,
+    looked_at,
+    treatment_of,
+    treatment_of_class,
+)
+from resilience.attempts.classify import ASKED_FOR, sign_of_bad_node
+from resilience.attempts.elsewhere import go_elsewhere, read_excluded
+from resilience.attempts.ledger import LedgerRow, read_end, read_ledger
 from resilience.attempts.never_dry import keep_queued
 from resilience.attempts.reconcile import reconcile
-from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, UsageError
+from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, StateDirectoryError, UsageError
+from resilience.guard.earlier_stops import add_unreadable
 from resilience.job import Job, JobId
+from resilience.messages import cut
 from resilience.runs import queue_cache
 from resilience.runs.attempts import AttemptEnd
 from resilience.runs.breaker_file import (
@@ -32,21 +44,28 @@ from resilience.runs.breaker_file import (
     remove_breaker,
     write_breaker,
     write_closed,
+    write_counts,
     write_held,
 )
 from resilience.runs.run_files import attempt_numbers, read_attempts
 from resilience.runs.run_jobs import handle_of, jobs_of_run, scheduler_of
+from resilience.runs.run_logs import logs_of, start_of_attempt
 from resilience.runs.submissions import read_intents
+from resilience.runs.switches import write_switch
 from resilience.submission import ArrayExpression
+from resilience.switch import Switch
 from resilience.system.files import explain_os_error
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
     from resilience.runs.run_directory import RunDirectory
     from resilience.schedulers import Scheduler
+    from resilience.settings.sections import ActSettings
 
 _HOLDS = ("JobHeld", "held")
 """In SLURM's reason of a held job: `JobHeldUser`, `JobHeldAdmin`, `job requeued in held state`."""
+RUNNING_BYTES, MOST_LOGS = 2**16, 8
+"""Of the logs of a running attempt the ends of so many are read each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +75,12 @@ class Done:
     Attributes:
         jobs: jobs and arrays that were held or released.
         error: why others were not; empty if all were.
+        changed: which hosts jobs may use again; may be empty.
     """
 
     jobs: tuple[JobId, ...] = ()
     error: str = ""
+    changed: str = ""
 
 
 # ---- the tick ------------------------------------------------------------------------------------------------------
@@ -75,7 +96,7 @@ def tend_runs(project: Project) -> list[str]:
         try:
             with suppress(SchedulerError):  # the accounting may be down alone; the next tick asks again
                 reconcile(project, directory)
-            said += [act(project, directory), keep_queued(project, directory)]
+            said += [act(project, directory), keep_queued(project, directory), save_and_stop(project, directory)]
         except ResilError as error:
             said.append(f"run {directory.run}: {error.message}; the next tick tries again")
     return [text for text in said if text]
@@ -87,21 +108,39 @@ def act(project: Project, directory: RunDirectory) -> str:
     Raise StateDirectoryError if the run cannot be read, SchedulerUnavailable if the scheduler does not answer; then
     the next tick completes the work.
     """
-    state = read_breaker(directory)
-    if state is None and not _may_open(directory):
+    state, has_failed, may_open = read_breaker(directory), *_failed(directory)
+    if state is None and not has_failed and not read_excluded(directory):
         return ""
-    if directory.is_finished() or (state is not None and state.is_of_a_person):
+    if directory.is_finished() or (state is not None and state.is_by_hand):
         return ""
-    rows = read_ledger(directory, newest=LOOKED_AT)
+    now, settings = project.system.clock.now(), project.loaded.settings.act
+    rows = read_ledger(directory, newest=looked_at(settings))
     if not rows:
         return ""  # their files were removed: nothing is known
-    now, settings = project.system.clock.now(), project.loaded.settings.act
     decision = decide(rows, settings, now, closed_after=last_closed(directory))
+    said = []
+    if may_open and settings.enabled:
+        said.append(_offer_to_fall_back(directory, rows, settings))
+    if state is not None or may_open:
+        said += _open_or_close(project, directory, state, rows, decision)
+    else:
+        said.append(go_elsewhere(project, directory, decision.elsewhere))
+    return "; ".join(text for text in said if text)
+
+
+def _open_or_close(
+    project: Project, directory: RunDirectory, state: OpenBreaker | None, rows: Sequence[LedgerRow], decision: Breaker
+) -> list[str]:
+    """The file comes first, because the scheduler may not answer; and hosts are excluded before a job may try."""
+    now, settings = project.system.clock.now(), project.loaded.settings.act
     if decision.state is State.CLOSED:
         if state is None or rows[-1].attempt < state.attempt:  # an older view than that of its opener
-            return ""
+            return [go_elsewhere(project, directory, decision.elsewhere)]
+        ended = [one.attempt for one in rows if one.failure is not None]
+        write_counts(directory, ended[-1] if ended else 0, decision.burnt, decision.outside)
         did = _named(close(project, directory), "released")
-        return f"the breaker of {directory.run} is closed: {decision.reason}{did}"
+        said = f"the breaker of {directory.run} is closed: {decision.reason}{did}"
+        return [said, go_elsewhere(project, directory, decision.elsewhere)]
     found = OpenBreaker(
         opened=state.opened if state is not None else round(now),
         attempt=rows[-1].attempt if rows[-1].failure is not None else rows[-1].attempt - 1,
@@ -115,17 +154,61 @@ def act(project: Project, directory: RunDirectory) -> str:
     if state is not None and found != state:
         write_breaker(directory, found)
     said = f"the breaker of {directory.run} opens: {decision.reason}" if is_new else ""
+    changed = go_elsewhere(project, directory, decision.elsewhere)
     if not found.acting:
-        return f"{said}; it would hold the queued jobs if [act] were enabled" if said else ""
+        return [f"{said}; it would hold the queued jobs if [act] were enabled" if said else "", changed]
     done = _let_one_try(project, directory) if decision.state is State.HALF_OPEN else hold(project, directory)
     did = _named(done, "released" if decision.state is State.HALF_OPEN else "held")
-    return said + did if said else (f"the breaker of {directory.run} is {decision.state}{did}" if did else "")
+    if did and not said:
+        said = f"the breaker of {directory.run} is {decision.state}"
+    return [said + did, changed]
 
 
-def _may_open(directory: RunDirectory) -> bool:
-    """Return whether the newest attempt has failed. While one trains, nothing is urgent, and it may make progress."""
+def _offer_to_fall_back(directory: RunDirectory, rows: Sequence[LedgerRow], settings: ActSettings) -> str:
+    """Tell the next training by `guard.resumed_after` what its guard could not know: the last attempt failed for its
+    newest checkpoint. Of a loss that is NaN the guard has told it. Return a sentence if that is new."""
+    last, step = rows[-1], max((one.durable_step or 0 for one in rows), default=0)
+    if last.failure is None or step == 0 or treatment_of(last, settings) is not Treatment.FALL_BACK:
+        return ""
+    why = f"{last.failure.failure.text}: {last.failure.reason}"
+    with suppress(OSError, ValueError):  # a full disk, or written by another version of resil
+        if last.failure.step is None and add_unreadable(str(directory.path), last.attempt, step, why):
+            return f"the next attempt of {directory.run} is offered to fall back from the checkpoint of step {step}"
+    return ""
+
+
+def save_and_stop(project: Project, directory: RunDirectory) -> str:
+    """Ask a running attempt to save and stop if its log shows a fault for which that is set: a GPU that will not
+    recover. Once for each attempt. Return a sentence if it was asked."""
+    settings, newest = project.loaded.settings.act, read_attempts(directory, newest=1)
+    if not newest or newest[-1].end is not None or directory.is_finished():
+        return ""
+    attempt, kind = newest[-1], f"{layout.STOP_PREFIX}{newest[-1].job_id}"
+    if (directory.path / layout.SWITCHES / kind).exists():
+        return ""
+    text = ""
+    for log in logs_of(directory, start_of_attempt(attempt), read_intents(directory))[:MOST_LOGS]:
+        with suppress(StateDirectoryError):  # the next tick reads it
+            text += read_end(log, RUNNING_BYTES).rpartition(f"resil: START attempt {attempt.number} of ")[2]
+    sign = sign_of_bad_node(text)
+    if sign is None or treatment_of_class(sign[0], settings) is not Treatment.SAVE_AND_STOP:
+        return ""
+    said = f"its log says: {cut(sign[1], 200)}"
+    if not settings.enabled:
+        return f"it would ask job {attempt.label} to save and stop if [act] were enabled: {said}"
+    why = f"{ASKED_FOR}{sign[0]}: {said}"
+    write_switch(directory, Switch(kind, project.system.host.user, project.system.clock.now(), plain(why)))
+    return f"asked job {attempt.label} of {directory.run} to save and stop: {said}"
+
+
+def _failed(directory: RunDirectory) -> tuple[bool, bool]:
+    """Return whether one of the two newest attempts has failed, and whether the newest has: while one trains, nothing
+    is held, and it may make progress. But of attempts that are lost one after another, the next one trains before
+    anything is known of the last."""
     quiet = {None, AttemptEnd.FINISHED, AttemptEnd.STOPPED}
-    return any(attempt.end not in quiet for attempt in read_attempts(directory, newest=1))
+    newest = read_attempts(directory, newest=2)
+    failed = [attempt.end not in quiet or ASKED_FOR in attempt.why for attempt in newest]
+    return any(failed), any(failed[-1:]) or [one.end for one in newest] == [AttemptEnd.LOST, None]
 
 
 def _named(done: Done, verb: str) -> str:
@@ -150,12 +233,12 @@ def _let_one_try(project: Project, directory: RunDirectory) -> Done:
 # ---- by hand -------------------------------------------------------------------------------------------------------
 
 
-def open_by_hand(project: Project, directory: RunDirectory, why: str) -> Done:
-    """Open the breaker of a run, or take over an open one, and hold the queued jobs.
+def open_by_hand(project: Project, directory: RunDirectory, why: str, by: str = "") -> Done:
+    """Open the breaker of a run, or take over an open one, and hold the queued jobs. `by`: default: the user.
 
     Raise as `hold`; the breaker is open then nevertheless.
     """
-    by, now = f"{BY_USER}{project.system.host.user}", project.system.clock.now()
+    by, now = by or f"{BY_USER}{project.system.host.user}", project.system.clock.now()
     state = OpenBreaker(opened=now, attempt=_newest(directory), acting=True, by=by, why=plain(why) or f"opened by {by}")
     write_breaker(directory, state)
     return hold(project, directory)
@@ -167,7 +250,8 @@ def close_by_hand(project: Project, directory: RunDirectory) -> Done:
     Raise SchedulerUnavailable if they could not be; then it is closed, and another call releases them.
     """
     write_closed(directory, _newest(directory), project.system.clock.now(), project.system.host.user)
-    return close(project, directory)
+    done = close(project, directory)
+    return replace(done, changed=go_elsewhere(project, directory, {}))
 
 
 def close(project: Project, directory: RunDirectory) -> Done:

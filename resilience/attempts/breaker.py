@@ -11,13 +11,17 @@ failures of the program that recur; docs of nvidia-resiliency-ext), the back-off
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from resilience.attempts.failure import Confidence, FailureClass
 from resilience.attempts.ledger import LedgerRow, causes_of
-from resilience.errors import SettingsError
+from resilience.errors import HostlistError, SettingsError
+from resilience.hostlist import expand
 from resilience.messages import cut, plural
 from resilience.runs.attempts import AttemptEnd
 from resilience.settings.sections import ActSettings
@@ -31,11 +35,17 @@ class Treatment(StrEnum):
     NEUTRAL = "neutral"
     """Not the training's fault: neither a failure nor progress. A budget of its own."""
     HEALS = "heals"
-    """May heal by itself, or on other nodes: after the budget, one more at a time, ever later."""
+    """May heal by itself: after the budget back off, one more at a time, ever later."""
+    ELSEWHERE = "elsewhere"
+    """As `heals`; and a host that two attempts name is excluded from the queued jobs."""
+    SAVE_AND_STOP = "save_and_stop"
+    """As `elsewhere`; and an attempt that shows it and still trains is asked to save and stop."""
     RETRY = "retry"
     """Worth the budget, and then a person."""
     TWICE = "twice"
     """Heals unless the same cause recurs at the same step."""
+    FALL_BACK = "fall_back"
+    """As `twice`; and the next attempt is offered to fall back to an older checkpoint, or to skip steps."""
     NEVER = "never"
     """No restart heals it."""
 
@@ -47,14 +57,14 @@ TREATMENTS: Mapping[FailureClass, Treatment] = {
     FailureClass.PREEMPTED: Treatment.NEUTRAL,
     FailureClass.CANCELLED: Treatment.NEUTRAL,
     FailureClass.NODE_FAILURE: Treatment.NEUTRAL,
-    FailureClass.GPU_FAULT: Treatment.HEALS,
-    FailureClass.GPU_LINK: Treatment.HEALS,
+    FailureClass.GPU_FAULT: Treatment.SAVE_AND_STOP,
+    FailureClass.GPU_LINK: Treatment.ELSEWHERE,
     FailureClass.NETWORK: Treatment.HEALS,
     FailureClass.COLLECTIVE_TIMEOUT: Treatment.HEALS,
     FailureClass.RENDEZVOUS: Treatment.HEALS,
     FailureClass.PORT_IN_USE: Treatment.HEALS,
-    FailureClass.IO_ERROR: Treatment.HEALS,
-    FailureClass.STALE_HANDLE: Treatment.HEALS,
+    FailureClass.IO_ERROR: Treatment.ELSEWHERE,
+    FailureClass.STALE_HANDLE: Treatment.ELSEWHERE,
     FailureClass.KILLED: Treatment.RETRY,
     FailureClass.SEGFAULT: Treatment.RETRY,
     FailureClass.UNKNOWN: Treatment.RETRY,
@@ -62,8 +72,8 @@ TREATMENTS: Mapping[FailureClass, Treatment] = {
     FailureClass.GPU_OOM: Treatment.TWICE,
     FailureClass.GPU_PROGRAM: Treatment.TWICE,
     FailureClass.SHARED_MEMORY: Treatment.TWICE,
-    FailureClass.NAN_LOSS: Treatment.TWICE,
-    FailureClass.CHECKPOINT: Treatment.TWICE,
+    FailureClass.NAN_LOSS: Treatment.FALL_BACK,
+    FailureClass.CHECKPOINT: Treatment.FALL_BACK,
     FailureClass.EXCEPTION: Treatment.TWICE,
     FailureClass.DISK_FULL: Treatment.NEVER,
     FailureClass.QUOTA: Treatment.NEVER,
@@ -75,10 +85,17 @@ TREATMENTS: Mapping[FailureClass, Treatment] = {
 }
 
 _DELIBERATE = {FailureClass.STOPPED, FailureClass.CANCELLED}
-LOOKED_AT = 40
-"""The newest attempts that are read: more than the budgets of failures and of ends from outside together."""
+_OF_A_HOST = {Treatment.ELSEWHERE, Treatment.SAVE_AND_STOP}
+_MAY_HEAL = {Treatment.HEALS, *_OF_A_HOST}
+_RECURS = {Treatment.TWICE, Treatment.FALL_BACK}
+WITNESSES = 2
+"""So many attempts make a bad host: a single one proves nothing."""
+MOST_EXCLUDED = 3
+"""If more hosts seem to be bad, the cause is another one."""
+EXCLUDED_S = 86400.0
+"""Older failures do not count against a host: nodes are repaired."""
 SHORT_S = 300.0
-"""Without a guard no step is known: an attempt that failed sooner than this counts as one without progress."""
+"""Without a guard no step is known: an attempt that ended sooner than this counts as one without progress."""
 BACKOFF_S, LONGEST_BACKOFF_S = 10.0, 300.0
 """Kubernetes, pod lifecycle, CrashLoopBackOff."""
 
@@ -98,16 +115,25 @@ class Breaker:
     Attributes:
         state: see State.
         reason: one sentence.
-        burnt: attempts in a row without progress.
+        burnt: attempts in a row that failed without progress.
+        outside: attempts that were ended from outside since the last progress.
         culprit: the host that causes these failures, as far as the ledger tells; empty: none. See _culprit.
+        elsewhere: hosts that queued jobs are to avoid, each with the reason. See _bad_hosts.
         retry_at: when an open breaker lets one attempt through; None: a person must close it.
     """
 
     state: State
     reason: str
     burnt: int = 0
+    outside: int = 0
     culprit: str = ""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
     retry_at: float | None = None
+
+
+def looked_at(policy: ActSettings) -> int:
+    """Return how many of the newest attempts are read: more than all budgets together."""
+    return 40 + policy.failures + policy.half_open + policy.neutral
 
 
 def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, closed_after: int = 0) -> Breaker:
@@ -126,22 +152,35 @@ def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, cl
     last = ended[-1]
     if treatment_of(last, policy) is Treatment.END:
         return Breaker(state=State.CLOSED, reason="the run is finished")
-    since = _since_progress(attempts, ended)
+    progressed = _with_progress(attempts)
+    since = [one for one in ended if one.attempt > max(progressed, default=0)]
     failures = [one for one in since if treatment_of(one, policy) is not Treatment.NEUTRAL]
-    why = _why_open(failures, ended[-len(since) - 1 :], policy) if failures else ""
-    if why:
-        return _open(failures, why, _culprit(failures, ended, policy), policy, now)
+    recent = [one for one in ended if now - (one.end_time or 0) < EXCLUDED_S]
+    elsewhere = _bad_hosts(recent, [one for one in attempts if one.attempt in progressed], policy)
     outside = [
         one for one in since if treatment_of(one, policy) is Treatment.NEUTRAL and _class(one) not in _DELIBERATE
     ]
+    found = Breaker(
+        state=State.CLOSED,
+        reason="the last attempts made progress, or were ended from outside",
+        burnt=len(failures),
+        outside=len(outside),
+        culprit=_culprit(failures, ended, policy),
+        elsewhere=elsewhere,
+    )
     if policy.neutral and len(outside) >= policy.neutral:
-        text = f"{plural(len(outside), 'attempt')} in a row ended from outside before a new checkpoint"
-        return Breaker(state=State.OPEN, reason=text, burnt=len(outside))
-    text = "the last attempts made progress, or were ended from outside"
+        is_short = {_class(one) for one in outside} == {FailureClass.WALLTIME}
+        how = "reached their time limit" if is_short else "ended from outside"
+        advice = ": save more often, or ask for more time" if is_short else ""
+        text = f"{plural(len(outside), 'attempt')} in a row {how} before a new checkpoint{advice}"
+        return replace(found, state=State.OPEN, reason=text)
+    why, may_heal = _why_open(failures, ended[-len(since) - 1 :], elsewhere, policy) if failures else ("", False)
+    if why:
+        return _open(replace(found, reason=why), failures[-1].end_time if may_heal else None, policy, now)
     if failures:
         text = f"{plural(len(failures), 'attempt')} of {policy.failures} without progress: {_named(failures[-1])}"
-    culprit = _culprit(failures, ended, policy)
-    return Breaker(state=State.CLOSED, reason=text, burnt=len(failures), culprit=culprit)
+        return replace(found, reason=text)
+    return found
 
 
 def with_decisions(
@@ -151,19 +190,25 @@ def with_decisions(
     found = []
     for index, one in enumerate(attempts):
         if one.failure is not None and treatment_of(one, policy) is not Treatment.END:
-            known = attempts[max(0, index + 1 - LOOKED_AT) : index + 1]
+            known = attempts[max(0, index + 1 - looked_at(policy)) : index + 1]
             at = attempts[index + 1].start_time if index + 1 < len(attempts) else now
             closed = closed_after if closed_after < one.attempt else 0
-            one = replace(one, decided=_decided(decide(known, policy, at, closed_after=closed), policy))
+            one = replace(one, decided=_decided(one, decide(known, policy, at, closed_after=closed), policy))
         found.append(one)
     return tuple(found)
 
 
-def _decided(breaker: Breaker, policy: ActSettings) -> str:
-    if breaker.state is State.CLOSED:
-        return "go on"
+def _decided(row: LedgerRow, breaker: Breaker, policy: ActSettings) -> str:
     would = "" if policy.enabled else "would "
-    return f"{would}hold" if breaker.state is State.OPEN else f"{would}let one try"
+    if breaker.state is State.OPEN:
+        return f"{would}hold" if breaker.retry_at is None else f"{would}back off"
+    without = f" without {', '.join(sorted(breaker.elsewhere))}" if breaker.elsewhere else ""
+    is_closed = breaker.state is State.CLOSED
+    text = "go on" if is_closed and not without else f"{would}{'go on' if is_closed else 'let one try'}{without}"
+    if treatment_of(row, policy) is Treatment.FALL_BACK:
+        is_offered = policy.enabled or (row.failure is not None and row.failure.step is not None)
+        text += f", {'' if is_offered else 'would '}offer to fall back"
+    return text
 
 
 def check_treatments(given: Mapping[str, str]) -> None:
@@ -183,52 +228,62 @@ def treatment_of(row: LedgerRow, policy: ActSettings) -> Treatment:
         return Treatment.NEUTRAL  # the batch shell knows that it was ended from outside; the log shows echoes
     if row.end is AttemptEnd.LOST and row.failure.failure in (FailureClass.UNKNOWN, FailureClass.KILLED):
         return Treatment.NEUTRAL
-    name = str(row.failure.failure)
-    found = Treatment(policy.treatments[name]) if name in policy.treatments else TREATMENTS[row.failure.failure]
-    if found in (Treatment.NEVER, Treatment.TWICE) and row.failure.confidence is Confidence.GUESS:
+    found = treatment_of_class(row.failure.failure, policy)
+    if found in {Treatment.NEVER, *_RECURS} and row.failure.confidence is Confidence.GUESS:
         return Treatment.RETRY
     return found
 
 
-def _since_progress(attempts: Sequence[LedgerRow], ended: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """Return the ended attempts after the last one that made progress."""
+def treatment_of_class(name: FailureClass, policy: ActSettings) -> Treatment:
+    """Return the treatment of a class: as set, else the default."""
+    return Treatment(policy.treatments[name]) if name in policy.treatments else TREATMENTS[name]
+
+
+def _with_progress(attempts: Sequence[LedgerRow]) -> set[int]:
+    """Return the numbers of the attempts that made progress."""
     best: int | None = None
-    found: list[LedgerRow] = []
-    counted = {one.attempt for one in ended}
+    found = set()
     for one in attempts:
         if _makes_progress(one, best):
-            found = []
-        elif one.attempt in counted:
-            found.append(one)
+            found.add(one.attempt)
         if one.durable_step is not None:
             best = one.durable_step if best is None else max(best, one.durable_step)
     return found
 
 
 def _makes_progress(one: LedgerRow, best: int | None) -> bool:
-    if one.end is AttemptEnd.EXITED and one.exit_code == 0:
+    is_finished = one.failure is not None and _class(one) is FailureClass.FINISHED
+    if is_finished or (one.end is AttemptEnd.EXITED and one.exit_code == 0):
         return True
     if one.durable_step is not None:
         return best is None or one.durable_step > best
-    if one.first_step is None and one.last_step is None:  # no guard: only the time tells
-        return one.seconds is not None and one.seconds >= SHORT_S
+    if best is None and one.first_step is None and one.last_step is None:  # no guard: only the time tells
+        launched, ended = one.launch_time, one.end_time
+        return launched is not None and ended is not None and ended - launched >= SHORT_S
     return False
 
 
-def _why_open(failures: Sequence[LedgerRow], recent: Sequence[LedgerRow], policy: ActSettings) -> str:
-    """Return why to open; empty for no reason. `recent`: the attempts since the last progress, and the one that made
-    it, which may have failed at the same step."""
-    last = failures[-1]
+def _why_open(
+    failures: Sequence[LedgerRow], recent: Sequence[LedgerRow], elsewhere: Collection[str], policy: ActSettings
+) -> tuple[str, bool]:
+    """Return why to open, empty for no reason, and whether a further attempt may heal it: if one of the causes may, or
+    the next attempt avoids the host of the last.
+
+    `recent`: the attempts since the last progress, and the one that made it, which may have failed at the same step.
+    """
+    last, how = failures[-1], [treatment_of(one, policy) for one in failures]
     if not policy.failures:
-        return ""
-    if treatment_of(last, policy) is Treatment.NEVER:
-        return f"no restart heals it: {_named(last)}"
+        return "", False
+    if how[-1] is Treatment.NEVER:
+        return f"no restart heals it: {_named(last)}", False
     is_again = any(_is_same(one, last) for one in recent if one is not last)
-    if treatment_of(last, policy) is Treatment.TWICE and is_again:
-        return f"the same cause twice at the same step: {_named(last)}"
+    if how[-1] in _RECURS and is_again:
+        return f"the same cause twice at the same step: {_named(last)}", False
     if len(failures) >= policy.failures:
-        return f"{plural(len(failures), 'attempt')} in a row without a new checkpoint, the last: {_named(last)}"
-    return ""
+        text = f"{plural(len(failures), 'attempt')} in a row without a new checkpoint, the last: {_named(last)}"
+        avoids = how[-1] is Treatment.RETRY and not _nodes(last).isdisjoint(elsewhere)
+        return text, avoids or not _MAY_HEAL.isdisjoint(how)
+    return "", False
 
 
 def _is_same(one: LedgerRow, other: LedgerRow) -> bool:
@@ -238,16 +293,58 @@ def _is_same(one: LedgerRow, other: LedgerRow) -> bool:
     return is_same_step and first.fingerprint == second.fingerprint
 
 
-def _open(burnt: Sequence[LedgerRow], reason: str, culprit: str, policy: ActSettings, now: float) -> Breaker:
-    """Return an open breaker, or a half-open one once the back-off of a failure that may heal is over."""
-    last = burnt[-1]
-    tried = len(burnt) - policy.failures
-    if treatment_of(last, policy) is not Treatment.HEALS or last.end_time is None or tried >= policy.half_open:
-        return Breaker(state=State.OPEN, reason=reason, burnt=len(burnt), culprit=culprit)
-    retry_at = last.end_time + min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** max(0, tried))
+def _open(found: Breaker, failed_at: float | None, policy: ActSettings, now: float) -> Breaker:
+    """Return an open breaker, or a half-open one once the back-off is over. `failed_at`: None for what cannot heal."""
+    tried = found.burnt - policy.failures
+    if failed_at is None or tried >= policy.half_open:
+        return replace(found, state=State.OPEN)
+    retry_at = failed_at + min(LONGEST_BACKOFF_S, BACKOFF_S * 2**tried)
     state = State.HALF_OPEN if now >= retry_at else State.OPEN
-    text = f"{reason}; it may heal on other nodes than {culprit}" if culprit else reason
-    return Breaker(state=state, reason=text, burnt=len(burnt), culprit=culprit, retry_at=retry_at)
+    hint = f"; it may heal on other nodes than {found.culprit}" if found.culprit else ""
+    return replace(found, state=state, reason=found.reason + hint, retry_at=retry_at)
+
+
+def _bad_hosts(ended: Sequence[LedgerRow], progressed: Sequence[LedgerRow], policy: ActSettings) -> Mapping[str, str]:
+    """Return the hosts that queued jobs are to avoid, each with the reason: those that two attempts name for the same
+    cause of a host, and those on which all attempts failed that ran there alone, while others made progress.
+
+    None if there are many: then it is not the hosts. A program that fails at the same step is no fault of a host.
+
+    Args:
+        ended: those that count.
+        progressed: those that made progress.
+    """
+    fine = {host for one in progressed for host in _nodes(one)}
+    named: Counter[tuple[str, str]] = Counter()
+    failed: Counter[str] = Counter()
+    for one in ended:
+        treatment, nodes = treatment_of(one, policy), _nodes(one)
+        if treatment in _OF_A_HOST and one.failure is not None and one.failure.confidence is not Confidence.GUESS:
+            hosts = nodes & {one.failure.host.partition(".")[0]} or (nodes if len(nodes) == 1 else frozenset())
+            named.update((one.failure.failure.text, host) for host in hosts)
+        if treatment in {Treatment.RETRY, *_MAY_HEAL} and len(nodes) == 1:
+            failed.update(nodes)
+    found = {}
+    for host, times in failed.items():
+        if times >= WITNESSES and fine and host not in fine:
+            found[host] = f"all {times} attempts there failed, while others made progress"
+    for (cause, host), times in named.items():
+        if times >= WITNESSES:
+            found[host] = f"{times} attempts ended by {cause} there"
+    return found if policy.failures and len(found) <= MOST_EXCLUDED else {}
+
+
+def _nodes(row: LedgerRow) -> frozenset[str]:
+    """Return the nodes of an attempt; none if they are unknown."""
+    return _expanded(row.nodes)
+
+
+@lru_cache(maxsize=256)
+def _expanded(nodes: str) -> frozenset[str]:
+    """Of thousands of nodes this takes a millisecond, and a decision needs it for each attempt several times."""
+    with suppress(HostlistError):
+        return frozenset(expand(nodes))
+    return frozenset()
 
 
 def _culprit(failures: Sequence[LedgerRow], ended: Sequence[LedgerRow], policy: ActSettings) -> str:

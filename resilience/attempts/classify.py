@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from io import DEFAULT_BUFFER_SIZE
+from itertools import accumulate
+from signal import SIGKILL, SIGTERM, Signals
 
 from resilience.attempts.failure import Confidence, Failure, FailureClass, Quote, RankError, Role
 from resilience.attempts.rules import Rule, all_rules
@@ -23,57 +25,75 @@ from resilience.runs.attempts import AttemptEnd
 
 MOST_QUOTES = 6
 LAST_LINES = 3
+LAST_WORDS = 60
+"""So many lines at the end of a failed log are searched for words of a class, whatever their level."""
 SURVIVED_STEPS = 3
 """A line was survived if the log shows this many different steps after it."""
+OOM_ADVICE = "request more memory (--mem), or fewer DataLoader workers"
 _QUOTES = "resil: the breaker "
 """Lines of the batch shell that quote the cause of an earlier attempt."""
+ASKED_FOR = "the watchdog asked because of "
+"""Begins the reason of a stop that a watchdog requested for a class of failures (acting.py)."""
+_ASKED_FOR = re.compile(rf"\b{ASKED_FOR}(\w+): ")
 _MOST_IN_GROUP = 8
 """Of lines that differ only in numbers so many are matched: the first and the last ones."""
 _MOST_LINE = 4000
 """Longer lines are cut: a progress bar may write one line of gigabytes."""
 _MASK = bytes.maketrans(b"123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"000000000abcdefghijklmnopqrstuvwxyz")
 """Digits become 0 and letters small: lines that differ only in numbers are searched once."""
-_LETTERS = bytes(byte + 32 if 65 <= byte <= 90 else byte if 97 <= byte <= 122 else 32 for byte in range(256))
-"""All but letters becomes a space."""
+_LETTERS = bytes(byte if 97 <= byte <= 122 else 32 for byte in range(256))
+"""All but small letters becomes a space."""
 _WORD = re.compile(r"[a-z]+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STEP = re.compile(
     r"\b(?:global_?step|step|iter|iteration|batch|epoch)\b\W{0,4}(\d+)|\b(\d+)(?:/\d+)? ?\[|\| *(\d+)/\d+"
 )
 _STEP_WORDS = ("step", "iter", "batch", "epoch", "it/s", "s/it")
+_QUOTED_HEAD = "(most recent call last):\\n"
+_QUOTED = re.compile(r'Traceback \(most recent call last\):\\n(?:[^"\\\n]|\\.)*')
+_JSON_RANK = re.compile(r'"(?:global_)?rank": ?(\d{1,6})\b')
 _ELASTIC = "Root Cause (first observed failure):"
 _ELASTIC_FIELD = re.compile(r"^\s*(host|rank|exitcode)\s*:\s*(\S+)")
 _MASKED = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?|'[^']{40,}'")
 _MILD_WORDS = (
     r"retry(?:ing)?(?! (?:count )?(?:exceeded|failed))|retries|fall(?:ing|s)? back|from scratch|skip(?:ping|ped)?"
     r"|ignor(?:ed|ing)|trying (?:again|another|the next)|using \S+ instead|is set to|handled|resum(?:ing|ed) after"
-    r"|(?:previous|last) attempt|optional|may happen|if you |to avoid|potentially|will be (?:created|built)|building"
-    r"|disabled|continu(?:e|ing|es)|tolerated|healthy|never"
+    r"|(?:previous|last) attempt|restarting|optional|may happen|to avoid|potentially|will be (?:created|built)|building"
+    r"|disabled(?! between)|continu(?:e|ing|es)|tolerated|healthy|never|is empty"
 )
 _MILD = re.compile(
-    rf"(?i:\b(?:{_MILD_WORDS})\b)"
-    r"|(?i:\b(?:no|0) (?:\w+ ){0,3}(?:errors?|failures?|problems?|events?)\b)"
+    rf"(?i:\b(?:{_MILD_WORDS})\b|(?:^|[\]:|] ?)\W*if you )"
+    r"|(?i:\b(?:no|0) (?:\w+ ){0,3}(?:errors?|failures?|problems?|events?|corruption)\b)"
     r"|(?i:\b(?:errors?|failures?|events?|count\w*)\b\W{0,3}0\b)"
-    r"|\b(?:NCCL )?(?i:INFO)\b|(?i:\bDEBUG\b|(?:User|Future|Deprecation)Warning\b|^\W*WARN(?:ING)?\b)"
+    r"|\bINFO\b|(?i:\binfo[:\]])|\bDEBUG\b|\bdebug\]|(?i:(?:User|Future|Deprecation)Warning\b|^\W*WARN(?:ING)?\b)"
     r"|(?i:[\[|(:] ?WARN(?:ING)?\b ?[\]|):])|^\[?[IWiw]\d{4} \d"
 )
 """Lines with a mild level, and those that say how the program went on; torch, glog and NCCL write levels so."""
 _ERROR_LINE = re.compile(
     r"NCCL WARN|(?i:\b(?:exiting|aborting|terminating|giving up|stopping training))\b"
     r"|(?:^|[\s\[:|])(?:ERROR|CRITICAL|FATAL|Fatal|FatalError)\b|(?:^|[\s:\]])F\d{4} \d"
-    r'|(?:^|[\s\]])(?:error|fatal|Error):|"level": ?"(?:fatal|error|critical)"'
+    r'|(?:^|[\s\]])(?:error|fatal|Error):|"level": ?"(?:fatal|error|critical)"|^\s*what\(\): '
     r"|^(?:\[rank\d+\]:? |\s*\d+: |\S+: )?(?:\w+\.)*\w*(?:Error|Exception|Failed|Exit|Runtime)\w*(?::|$)"
 )
 """Lines of the level error, and those with which tracebacks end: only there broad rules count."""
+_FAILS = re.compile(
+    r"(?i:error|fail|fatal|abort|cannot|can't|could(?: not|n't)|unable|no such|not (?:found|enough|be |permitted)"
+    r"|not a valid|denied|refused|exceed|timed?[ -]?out\b(?! ?[(:=])|times out|stall|stuck|hang\b|lost\b|killed"
+    r"|terminated|invalid"
+    r"|corrupt|unavailable|unreachable|inactive|stopping|exiting|null or not set|low memory|\bdown\b|dropped|missing"
+    r"|does(?: not|n't) exist|\bfull\b)"
+)
+"""Words of a failure, in whatever line."""
 _FATAL = re.compile(r"\b(?:FATAL|CRITICAL)\b")
 _ORDER = {Role.ROOT: 0, Role.CONFIRMATION: 1, Role.CASCADE: 2, Role.DIAGNOSTIC: 3}
 _WENT_ON = 5
 """A line was probably survived if so many later lines repeat, up to numbers, lines from before it."""
 _SIGNALLED = re.compile(
-    r"\(exitcode: -(\d+)\)|return code = -(\d+)|died with <Signals\.\w+: (\d+)>|on signal (\d+) \("
-    r"|got signal: (\d+)"
+    r"(?:\(exitcode:|exit ?code:?) -(\d+)\b|return code = -(\d+)|died with <Signals\.\w+: (\d+)>|on signal (\d+) \("
+    r"|got signal: (\d+)|EXIT STRING: .{1,40} \(signal (\d+)\)|Caught signal (\d+) \("
+    r"|terminated with signal (SIG[A-Z]+)"
 )
-"""torchelastic, DeepSpeed, Python's subprocess, Open MPI."""
+"""torchelastic, DeepSpeed, Python's subprocess, Open MPI, MPICH, UCX, torch.multiprocessing."""
 _STAMP = re.compile(r"^[\[(]?\d{4}-\d\d-\d\d[T ][\d:.,+Z-]+[\])]?\s*")
 
 _STATES = {
@@ -106,10 +126,12 @@ class Evidence:
         exit_code: of the launch: 128 + signal if a signal ended it.
         state: final state of the job, as the scheduler or its accounting has it.
         state_text: that state as printed: `CANCELLED by 1000`.
-        has_oom_kill: whether the kernel counted an OOM kill in the job's cgroup (memory.events).
+        oom_kills: how many processes of the job the kernel killed for memory, as counted by its cgroup.
+        memory_why: reason of the guards for a request because host memory was nearly used up; empty: there was none.
         stopped_why: reason of a deliberate stop, by the guards.
         ruined_why, ruined_step: reason and step of a stop by the guards because the state of the training was ruined.
         elastic: exception of the first failing rank, from torchelastic's error file.
+        is_restarted: whether SLURM has started the job again.
         log: end of the log.
     """
 
@@ -117,11 +139,13 @@ class Evidence:
     exit_code: int | None = None
     state: JobState | None = None
     state_text: str = ""
-    has_oom_kill: bool = False
+    oom_kills: int = 0
+    memory_why: str = ""
     stopped_why: str = ""
     ruined_why: str = ""
     ruined_step: int | None = None
     elastic: RankError | None = None
+    is_restarted: bool = False
     log: str = ""
 
 
@@ -171,14 +195,15 @@ def classify(evidence: Evidence) -> Failure:
     decided = next((one for one in reading.matches if one.rule.decides), None)
     if evidence.end is AttemptEnd.STOPPED and (decided is None or decided.rule.failure in _FROM_OUTSIDE):
         why = evidence.stopped_why or "the guards stopped it"
-        return _plain(FailureClass.STOPPED, Confidence.CERTAIN, f"stopped on purpose: {why}")
+        asked = _ASKED_FOR.search(why)
+        failure = FailureClass(asked[1]) if asked and asked[1] in set(FailureClass) else FailureClass.STOPPED
+        return _plain(failure, Confidence.CERTAIN, f"stopped on purpose: {why}")
     by_state = _STATES.get(evidence.state) if evidence.state is not None else None
     if by_state is not None:
         said = evidence.state_text or str(evidence.state)
         return _with_quotes(_plain(by_state, Confidence.CERTAIN, f"the scheduler ended it: {said}"), reading)
-    if evidence.has_oom_kill:
-        found = _plain(FailureClass.HOST_OOM, Confidence.CERTAIN, "the kernel killed a process of it for memory")
-        return _with_quotes(found, reading)
+    if evidence.oom_kills and decided is None and (found := _of_oom_kills(evidence, reading)) is not None:
+        return found
     if decided is not None:
         return _of_match(decided, reading, Confidence.CERTAIN)
     if evidence.elastic is not None:
@@ -187,6 +212,27 @@ def classify(evidence: Evidence) -> Failure:
             return found
         return _of_log(reading) or found  # that rank only reported another's failure
     return _of_log(reading) or _of_exit_code(evidence, reading)
+
+
+def sign_of_bad_node(log: str) -> tuple[FailureClass, str] | None:
+    """Return the newest line of a log after which the node is to be reported, as its rule advises, with the class;
+    whether or not the training has gone on since. None if there is none."""
+    reading = _read(log)
+    signs = [one for one in reading.matches if one.rule.role is Role.ROOT and "report the node" in one.rule.advice]
+    return (signs[-1].rule.failure, split_rank(reading.lines[signs[-1].index])[1].strip()) if signs else None
+
+
+def _of_oom_kills(evidence: Evidence, reading: _Reading) -> Failure | None:
+    """Return the failure that the kernel's count shows: an exception may follow the death of a child. None if the log
+    shows another cause, such as a full disk: a helper that was killed, and replaced, ends nothing."""
+    cause = _of_log(reading)
+    signals = (128 - (evidence.exit_code or 0), -_child_signal(reading), reading.culprit[2])
+    is_sure = cause is None or cause.confidence is Confidence.GUESS or -SIGKILL in signals
+    if not is_sure and cause is not None and cause.failure not in _VAGUE:
+        return None
+    said = f"the kernel killed {evidence.oom_kills} of its processes for memory, says the job's cgroup"
+    found = _plain(FailureClass.HOST_OOM, Confidence.CERTAIN if is_sure else Confidence.LIKELY, said)
+    return _with_quotes(replace(found, advice=OOM_ADVICE), reading)
 
 
 def _of_ruin(evidence: Evidence) -> Failure:
@@ -202,7 +248,9 @@ def _of_ruin(evidence: Evidence) -> Failure:
 def _read(log: str) -> _Reading:
     if "\x1b" in log:
         log = _ESCAPES.sub("", log)
-    lines = ["" if line.startswith(_QUOTES) else line[:_MOST_LINE] for line in log.replace("\r", "\n").split("\n")]
+    log = log.replace("\r", "\n")
+    lines = ["" if line.startswith(_QUOTES) else line[:_MOST_LINE] for line in log.split("\n")]
+    quoted = _quoted_tracebacks(log, lines)
     groups: dict[str, list[int]] = {}
     first_like = []
     for index, line in enumerate(_masked("\n".join(lines)).split("\n")):
@@ -211,17 +259,29 @@ def _read(log: str) -> _Reading:
         first_like.append(same[0])
     text = "\n".join(groups)
     active = _active(text)
-    blocks = tracebacks(lines)
+    blocks = sorted([*tracebacks(lines), *quoted], key=lambda block: block.begin)
     finals = {index for block in blocks for index in (block.end, block.chain_end)}
     reading = _Reading(lines, blocks=blocks, steps=_steps(groups, text), first_like=first_like)
-    words = {word for _, wanted in active for word in wanted}
-    for masked, indexes in groups.items():
-        if words and any(word in masked for word in words):
-            near = [rule for rule, wanted in active if any(word in masked for word in wanted)]
-            reading.matches += _matches(near, lines, _ends(indexes), finals)
+    members = list(groups.values())
+    for group, rules in _near(active, text).items():
+        reading.matches += _matches(rules, lines, _ends(members[group]), finals)
     reading.matches.sort(key=lambda one: one.index)
     reading.culprit = _elastic_culprit(lines)
     return reading
+
+
+def _quoted_tracebacks(log: str, lines: list[str]) -> list[Traceback]:
+    """Return the tracebacks in JSON records; the lines of these records become their exceptions."""
+    found = []
+    for one in _QUOTED.finditer(log) if _QUOTED_HEAD in log else ():
+        index = log.count("\n", 0, one.start())
+        rank = _JSON_RANK.search(lines[index])
+        text = one[0].replace("\\n", "\n").replace('\\"', '"')
+        for block in tracebacks(text.split("\n"))[:1]:
+            lines[index] = f"{block.exception}: {block.message}"[:_MOST_LINE]
+            number = int(rank[1]) if rank is not None else None
+            found.append(replace(block, begin=index, end=index, chain_end=index, rank=number))
+    return found
 
 
 def _masked(text: str) -> str:
@@ -233,20 +293,42 @@ def _active(text: str) -> list[tuple[Rule, tuple[str, ...]]]:
 
     The longest word of each is searched in the vocabulary of the text first, which is a hundredth of it.
     """
-    vocabulary = " ".join(set(text.encode("ascii", "replace").translate(_LETTERS).decode("ascii").split()))
-    found = []
-    for rule in all_rules():
-        terms = (_term(word) for word in rule.contains)
-        words = tuple(masked for longest, masked in terms if longest in vocabulary and masked in text)
-        if words:
-            found.append((rule, words))
+    letters = text.encode("ascii", "replace").translate(_LETTERS).decode("ascii")
+    vocabulary = " " + " ".join(word for word in set(letters.split()) if len(word) > 2)
+    terms, runs = _terms(all_rules())
+    known = {run for run in runs if run in vocabulary}
+    near = {word for word in {word for _, words in terms for run, word in words if run in known} if word in text}
+    found = ((rule, tuple(word for _, word in words if word in near)) for rule, words in terms)
+    return [(rule, words) for rule, words in found if words]
+
+
+def _near(active: Sequence[tuple[Rule, tuple[str, ...]]], text: str) -> dict[int, list[Rule]]:
+    """Return for the numbers of lines of a text the rules of which they contain words."""
+    offsets = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
+    found: dict[int, list[Rule]] = {}
+    for rule, words in active:
+        lines = set()
+        for word in words:
+            at = text.find(word)
+            while at >= 0:
+                line = bisect_right(offsets, at) - 1
+                lines.add(line)
+                at = text.find(word, offsets[line + 1])
+        for line in lines:
+            found.setdefault(line, []).append(rule)
     return found
 
 
 @cache
-def _term(word: str) -> tuple[str, str]:
-    """Return the longest run of letters of a word that rules search, and the word masked."""
-    return max(_WORD.findall(word), key=len, default=""), _masked(word)
+def _terms(rules: Sequence[Rule]) -> tuple[list[tuple[Rule, list[tuple[str, str]]]], set[str]]:
+    """Return for each rule its words, each with its longest run of letters, masked; and all these runs. A short run has
+    a space before it, because it must begin a word: in binary junk each sequence of three letters occurs."""
+    found = []
+    for rule in rules:
+        runs = (max(_WORD.findall(word), key=len, default="") for word in rule.contains)
+        spaced = (run if len(run) > 3 else f" {run}" if len(run) == 3 else "" for run in runs)
+        found.append((rule, [(run, _masked(word)) for run, word in zip(spaced, rule.contains, strict=True)]))
+    return found, {run for _, words in found for run, _ in words}
 
 
 def _ends(indexes: Sequence[int]) -> Sequence[int]:
@@ -254,14 +336,18 @@ def _ends(indexes: Sequence[int]) -> Sequence[int]:
     return indexes if len(indexes) <= _MOST_IN_GROUP else [*indexes[:half], *indexes[-half:]]
 
 
-def _matches(rules: Sequence[Rule], lines: Sequence[str], indexes: Sequence[int], finals: Set[int]) -> Iterator[_Match]:
-    """`finals`: indexes of the last lines of tracebacks."""
-    narrow = [rule for rule in rules if not rule.broad]
+def _matches(
+    rules: Sequence[Rule], lines: Sequence[str], indexes: Sequence[int], finals: Set[int], *, is_last: bool = False
+) -> Iterator[_Match]:
+    """`indexes`: of lines that differ only in numbers; `finals`: of the last lines of tracebacks; `is_last`: broad
+    rules count in lines of any level."""
+    tried = [rule for rule in rules if not rule.broad]
+    if is_last or (len(tried) < len(rules) and _ERROR_LINE.search(lines[indexes[0]])):
+        tried = list(rules)
     for index in indexes:
         line = lines[index]
         is_final = index in finals
-        tried = rules if is_final or (len(narrow) < len(rules) and _ERROR_LINE.search(line)) else narrow
-        found = [(rule, match) for rule in tried if (match := rule.match(line)) is not None]
+        found = [(rule, match) for rule in (rules if is_final else tried) if (match := rule.match(line)) is not None]
         if found and not is_final:
             is_known = any(not rule.broad for rule, _ in found)
             is_mild = _MILD.search(line) is not None and not _FATAL.search(line)
@@ -344,6 +430,32 @@ def _of_log(reading: _Reading) -> Failure | None:
     return None
 
 
+def _of_last_words(reading: _Reading) -> Failure | None:
+    """Return the failure that the first of the last lines may name, of whatever level: those that no step follows, and
+    after which the program did not go on. If no word of a class is in them, an error line counts as an exception."""
+    step = next((one for one in reversed(reading.steps) if reading.first_like[one] < one), -1)  # one that came before
+    begin = max(step + 1, len(reading.lines) - LAST_WORDS)
+    known = {one.index for one in reading.matches}
+    errors = []
+    for index in range(begin, len(reading.lines)):
+        line = reading.lines[index]
+        if index in known or reading.first_like[index] < begin or _went_on(index, split_rank(line)[0], reading):
+            continue
+        if _FAILS.search(line):
+            near = [rule for rule, _ in _active(_masked(line))]
+            for one in _matches(near, reading.lines, [index], frozenset(), is_last=True):
+                return _of_match(one, reading, Confidence.GUESS)
+        if _ERROR_LINE.search(line) and not _MILD.search(line):
+            errors.append(index)
+    if not errors:
+        return None
+    rank, said = split_rank(reading.lines[errors[0]])
+    said = cut(said.strip(), 200)
+    found = _plain(FailureClass.EXCEPTION, Confidence.GUESS, f"its last words are: {said}")
+    quotes = _quotes(errors[0], reading, FailureClass.EXCEPTION)
+    return replace(found, fingerprint=f"exception: {_mask(said)}", rank=rank, quotes=quotes)
+
+
 def _causes(reading: _Reading) -> tuple[list[_Cause], list[_Cause]]:
     """Return what may be the cause, first lines first, and the tracebacks that steps follow but may not have survived:
     their process may have written them late."""
@@ -418,7 +530,8 @@ def _of_match(one: _Match, reading: _Reading, confidence: Confidence) -> Failure
     line = split_rank(reading.lines[one.index])[1].strip()
     block = next((block for block in reading.blocks if block.begin <= one.index <= block.end), None)
     where = f"{block.frame}: " if block is not None and block.is_own else ""
-    rank, host = _culprit(one.rank, one.host, reading)
+    is_echo = one.rule.role is Role.CASCADE and "rank" not in one.rule.pattern.groupindex
+    rank, host = _culprit(None, "", reading) if is_echo else _culprit(one.rank, one.host, reading)
     return Failure(
         failure=one.rule.failure,
         confidence=confidence,
@@ -486,12 +599,19 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
     elif code is not None and 128 < code <= 192:
         number = code - 128
         found = _plain(_SIGNALS.get(number, killed), Confidence.GUESS, f"a process was ended by signal {number}")
+    elif evidence.end is AttemptEnd.LOST and evidence.is_restarted:
+        reason = "SLURM started the job again although this start recorded no end, as after a lost node"
+        found = _plain(FailureClass.NODE_FAILURE, Confidence.LIKELY, reason)
     elif evidence.end is AttemptEnd.LOST:
         found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, "no end was recorded, and the log shows no cause")
     elif code is not None:
         found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, f"it ended with exit code {code}, without a known cause")
     else:
-        found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, "the log shows no cause that is known")
+        steps = "ends with steps, and " if reading.steps and reading.steps[-1] >= len(reading.lines) - 3 else ""
+        found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, f"the log {steps}shows no cause that is known")
+    if code == 128 + SIGKILL and evidence.memory_why:
+        said = f"a process was ended by signal 9: {evidence.memory_why}"
+        return replace(_plain(FailureClass.HOST_OOM, Confidence.LIKELY, said), advice=OOM_ADVICE)
     hints = [
         one
         for one in reading.matches
@@ -500,6 +620,9 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
     hint = min(hints, key=lambda one: one.rule.failure is not FailureClass.HOST_OOM, default=None)
     if hint is not None and found.failure in (killed, FailureClass.UNKNOWN) and hint.rule.failure not in _VAGUE:
         found = replace(found, failure=hint.rule.failure, fingerprint=str(hint.rule.failure))
+    has_failed = code is not None or any(one.rule.failure in _VAGUE for one in reading.matches)
+    if found.failure is FailureClass.UNKNOWN and has_failed and (named := _of_last_words(reading)) is not None:
+        return named
     found = _with_quotes(found, reading)
     if not found.quotes and found.failure is not FailureClass.FINISHED:
         found = replace(found, quotes=_last_lines(reading))
@@ -508,9 +631,11 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
 
 def _child_signal(reading: _Reading) -> int:
     """Return the signal that ended a process, as its launcher says; 0: none. SIGTERM came from the launcher itself."""
-    for line in reading.lines[-500:]:
-        found = _SIGNALLED.search(line)
-        if found is not None and (number := int(next(one for one in found.groups() if one))) != 15:
+    lines = [line for line in reading.lines[-500:] if "ignal" in line or "code" in line]
+    for found in _SIGNALLED.finditer("\n".join(lines)):
+        said = next(one for one in found.groups() if one)
+        number = int(said) if said.isdigit() else int(Signals.__members__.get(said, 0))
+        if number not in (0, SIGTERM):
             return number
     return 0
 

@@ -9,6 +9,7 @@ scheduler: reconcile.py adds what that says to the kept ends.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -34,8 +35,14 @@ if TYPE_CHECKING:
 
 TAIL_BYTES = 2**20
 """The end of a log that is read: a failure and its echoes from a thousand ranks fit."""
+LOOK_BACK_BYTES = 2**24
+"""So far back the last traceback before that end is searched."""
+AROUND_BYTES = 2**16
+_TRACEBACK = b"Traceback (most recent call last)"
 VERSION = 1
 """Of the kept classification; another version is classified anew."""
+_MARK = re.compile(r"^resil: (START|END) attempt (\d{1,9}) of ", re.MULTILINE)
+"""Lines of the batch shell: all starts of a requeued job write into one log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +56,7 @@ class LedgerRow:
         host: node of the batch shell.
         nodes: hostlist expression of the job's nodes; empty: unknown.
         start_time, end_time: seconds since the epoch; `end_time` is None while it runs, or if no end was recorded.
+        launch_time: when the training was launched, after waiting and setup; None: it was not.
         queue_s: how long nothing of the run trained before it; None: unknown.
         end, why: what the batch shell recorded, and its reason; None and empty: nothing.
         state: final state of the job, by the scheduler; None: unknown.
@@ -67,6 +75,7 @@ class LedgerRow:
     host: str = ""
     nodes: str = ""
     start_time: float
+    launch_time: float | None = None
     end_time: float | None = None
     queue_s: float | None = None
     end: AttemptEnd | None = None
@@ -99,6 +108,16 @@ class Cause:
     failure: FailureClass
     attempts: int
     hosts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Seconds that attempts trained, that the run waited before each of them, as far as that is known, and from the
+    first submit to the end of the last."""
+
+    trained_s: float = 0.0
+    waited_s: float = 0.0
+    total_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +182,17 @@ def causes_of(rows: Iterable[LedgerRow]) -> tuple[Cause, ...]:
     return tuple(sorted(found, key=lambda one: -one.attempts))
 
 
+def totals_of(rows: Sequence[LedgerRow], now: float) -> Totals:
+    """Return the sums of attempts, oldest first. Until `now`, if the last one runs. Pure."""
+    if not rows:
+        return Totals()
+    trained = [now - row.start_time if row.seconds is None and row.failure is None else row.seconds for row in rows]
+    begin = rows[0].start_time - (rows[0].queue_s or 0.0)
+    end = rows[-1].start_time + (trained[-1] or 0.0)
+    waited = sum(row.queue_s or 0.0 for row in rows)
+    return Totals(trained_s=sum(filter(None, trained)), waited_s=waited, total_s=max(0.0, end - begin))
+
+
 def fold_steps(events: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None, int | None]:
     """Return the first, last and durable step in the journal of one attempt's rank 0. Pure."""
     first = last = durable = None
@@ -200,8 +230,9 @@ def _journal(directory: RunDirectory, attempt: Attempt) -> list[Mapping[str, Any
 def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
     first, last, durable = fold_steps(_journal(directory, attempt))
     seen = [*(step for _, step in progress_of(directory, attempt)), *([] if last is None else [last])]
-    starts = last_events(directory, attempt.job_id, words=(b'"attempt_start"',))
-    nodes = next((str(one.get("nodes", "")) for one in starts if one.get("attempt") == attempt.number), "")
+    events = last_events(directory, attempt.job_id, words=(b'"attempt_start"', b'"launch"'))
+    own = {one["event"]: one for one in events if one.get("attempt") == attempt.number and "event" in one}
+    nodes, launch = str(own.get("attempt_start", {}).get("nodes", "")), own.get("launch", {}).get("time")
     kept = None if attempt.end is None else end_of(directory, attempt)
     code = attempt.exit_code if attempt.exit_code is not None or kept is None else kept.exit_code
     failure = kept.failure if kept is not None else None
@@ -213,6 +244,7 @@ def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
         host=attempt.host,
         nodes=nodes or (kept.nodes if kept is not None else ""),
         start_time=attempt.start_time,
+        launch_time=(launch if isinstance(launch, int | float) else None) if own else attempt.start_time,
         end_time=attempt.end_time if attempt.end_time is not None or kept is None else kept.end_time,
         end=attempt.end,
         why=attempt.why,
@@ -273,28 +305,77 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
     texts = []
     for log in logs:
         try:
-            texts.append(read_end(log))
+            texts.append(own_part(read_end(log), attempt.number))
         except ResilError as error:
             if notes is not None:
                 notes.append(error.message)
     if not logs and notes is not None:
         notes.append("no log of this attempt was found")
-    ruined_why, ruined_step = ruin_of(_journal(directory, attempt))
+    journal = _journal(directory, attempt)
+    ruined_why, ruined_step = ruin_of(journal)
     return Evidence(
         ruined_why=ruined_why,
         ruined_step=ruined_step,
         end=attempt.end,
         exit_code=attempt.exit_code,
+        oom_kills=attempt.oom_kills or 0,
+        memory_why=_memory_why(attempt, journal),
         stopped_why=attempt.why if attempt.end is AttemptEnd.STOPPED else "",
         elastic=first_error(directory, attempt),
+        is_restarted=attempt.end is AttemptEnd.LOST and _is_restarted(directory, attempt),
         log="\n".join(texts),
     )
 
 
-def read_end(path: Path | str) -> str:
+def _memory_why(attempt: Attempt, journal: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the guard, or `resil run` (supervisor/memory.py, explain_kill), said of the host's memory."""
+    if "OOM killer" in attempt.why or "memory was at" in attempt.why:
+        return attempt.why
+    return next((str(one.get("why")) for one in reversed(journal) if one.get("trigger") == "host_memory"), "")
+
+
+def own_part(log: str, number: int) -> str:
+    """Return what an attempt wrote into a log that earlier and later starts of its job write into as well. Pure.
+
+    Of the lines after its end all but SLURM's about the requeue: the attempt was over before that.
+    """
+    begin, end = 0, len(log)
+    for mark in _MARK.finditer(log):
+        other = int(mark[2])
+        if other > number:
+            end = mark.start()
+            break
+        if (mark[1] == "START") is (other == number):
+            begin = mark.end()
+    before, told, after = log[begin:end].partition(f"resil: END attempt {number} of ")
+    return before + told + "\n".join(line for line in after.split("\n") if "DUE TO JOB REQUEUE" not in line)
+
+
+def _is_restarted(directory: RunDirectory, attempt: Attempt) -> bool:
+    """Return whether SLURM has started the job of an attempt again."""
+    later = (one for one in read_attempts(directory) if one.number > attempt.number)
+    return any(one.job_id == attempt.job_id and one.restart > attempt.restart for one in later)
+
+
+def read_end(path: Path | str, limit_bytes: int = TAIL_BYTES) -> str:
     """Return the end of a log, of whatever bytes. Raise StateDirectoryError if it cannot be read."""
     try:
-        raw, _ = read_tail(path, TAIL_BYTES)
+        raw, is_whole = read_tail(path, limit_bytes)
+        if not is_whole:
+            raw = _earlier_traceback(read_tail(path, LOOK_BACK_BYTES)[0], len(raw)) + raw
     except OSError as error:
         raise explain_os_error(error, "read", Path(path)) from error
-    return raw.decode("utf-8", "replace") if b"\0" not in raw else raw.replace(b"\0", b"").decode("latin-1")
+    if b"\0" not in raw:
+        return raw.decode("utf-8", "replace")
+    high, low = raw[1:4096:2].count(0), raw[:4096:2].count(0)  # of ASCII in UTF-16, as PowerShell writes, one is zero
+    if abs(high - low) > len(raw[:4096]) // 16:
+        return raw.decode("utf-16-le" if high > low else "utf-16-be", "replace").lstrip("\ufeff")
+    return raw.replace(b"\0", b"").decode("latin-1")
+
+
+def _earlier_traceback(raw: bytes, after: int) -> bytes:
+    """Return the last traceback that is not in the last `after` bytes, with what is around it; empty: this start of
+    the job wrote none. Other ranks may write megabytes before they notice that one has ended."""
+    end = len(raw) - after
+    at = raw.rfind(_TRACEBACK, max(0, raw.rfind(b"\nresil: START ")), end)
+    return raw[raw.rfind(b"\n", 0, max(0, at - AROUND_BYTES)) + 1 : min(end, at + AROUND_BYTES)] if at >= 0 else b""

@@ -1,11 +1,13 @@
 """Keeps a run from running dry: queues its last script again while too few jobs wait behind the running one.
 
-Exactly once per need: the submissions of the run are read before the queue, so that a submit which was journalled
-meanwhile, by another watchdog or by a person, is one that has met the need (runs/submit.py yields to it).
+A job that starts does this (cli/keep_queued.py), and each tick of a watchdog. Exactly once per need: the submissions of
+the run are read before the queue, so that a submit which was journalled meanwhile, or had no result then, is one that
+has met the need, whoever made it (runs/submit.py yields to it).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ from resilience import layout
 from resilience.errors import SchedulerError, SchedulerUnavailable, SubmissionUncertain
 from resilience.messages import plural
 from resilience.runs.breaker_file import read_breaker
-from resilience.runs.run_jobs import handle_of, jobs_of_run, newest, scheduler_of
+from resilience.runs.run_jobs import handle_of, jobs_of_run, newest, requeues_itself, scheduler_of
 from resilience.runs.submissions import Deed, Intent, Outcome, newest_intent, read_journal
 from resilience.runs.submit import perform, prepare
 from resilience.runs.submit_plan import SubmitRequest
@@ -38,7 +40,9 @@ def keep_queued(project: Project, directory: RunDirectory) -> str:
     settings, now = project.loaded.settings.act, project.system.clock.now()
     journal = read_journal(directory)  # before the queue
     last = newest_intent(journal.intents)
-    if not settings.keep_queued or last is None or not last.script or last.adopted or _is_paused(journal.intents, now):
+    if not settings.keep_queued or last is None or not last.script or last.adopted:
+        return ""
+    if _is_paused(journal.intents, now) or requeues_itself(directory, journal.intents):
         return ""
     if journal.done is not None and journal.done.deed in (Deed.CANCELLED, Deed.CANCELLED_PENDING):
         return ""
@@ -47,7 +51,7 @@ def keep_queued(project: Project, directory: RunDirectory) -> str:
     jobs = project.scheduler(scheduler_of(journal.intents)).jobs()
     live = [job for job in jobs_of_run(jobs, directory.run, journal.intents) if job.state.is_alive]
     missing = settings.keep_queued - sum(job.task_count for job in live if job.state.is_waiting)
-    behind = newest(live)
+    behind = newest(live, journal.intents)
     if behind is None or missing <= 0:
         return ""  # without a live job, somebody or something has ended the run
     what = f"{plural(missing, 'job')} behind {handle_of(behind, journal.intents)} of run {directory.run}"
@@ -71,8 +75,11 @@ def _queue(
         exclude=_option(words, "exclude"),
         time=_option(words, "time"),
     )
+    project = _with_scheduler(project, scheduler_of(intents))
+    # The queue may have been asked before the job of a submission without a result appeared there.
+    settled = {intent.token for intent in intents if intent.outcome in (Outcome.SUBMITTED, Outcome.REFUSED)}
     try:
-        perform(project, prepare(project, request), seen={intent.token for intent in intents})
+        perform(project, prepare(project, request), seen=settled)
     except (SubmissionUncertain, SchedulerUnavailable):  # or another submit was first
         raise
     except SchedulerError as error:
@@ -80,12 +87,20 @@ def _queue(
     return ""
 
 
+def _with_scheduler(project: Project, name: str) -> Project:
+    """Return the project with the scheduler of the run, which may not be that of its settings."""
+    settings = project.loaded.settings
+    chosen = replace(settings, scheduler=replace(settings.scheduler, name=name))
+    return replace(project, loaded=project.loaded._replace(settings=chosen))
+
+
 def _option(words: Sequence[str], name: str) -> str:
     return next((word.partition("=")[2] for word in words if word.startswith(f"--{name}=")), "")
 
 
 def _is_paused(intents: Sequence[Intent], now: float) -> bool:
-    return bool(intents) and intents[-1].outcome is Outcome.REFUSED and now - intents[-1].time < PAUSE_S
+    last = next((one for one in reversed(intents) if not one.gave_way), None)
+    return last is not None and last.outcome is Outcome.REFUSED and now - last.time < PAUSE_S
 
 
 def _is_killed(directory: RunDirectory) -> bool:

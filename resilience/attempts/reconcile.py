@@ -29,7 +29,9 @@ NEWEST = 20
 LATE_S = 3600.0
 """How long accounting may take to record an end."""
 SAME_START_S = 900.0
-"""The batch shell starts soon after its job: a prolog takes minutes. Another run of the same job id starts later."""
+"""The batch shell starts soon after its job: a prolog takes minutes."""
+CLOCKS_S = 5.0
+"""How far the clocks of nodes may differ. The next run of a requeued job starts at least this long after the shell."""
 
 
 def reconcile(project: Project, directory: RunDirectory) -> int:
@@ -95,7 +97,7 @@ def records_of(scheduler: Scheduler, attempts: Sequence[Attempt]) -> Mapping[int
     found = {}
     for attempt in attempts:
         for job in records:
-            is_same = job.start_time is None or abs(job.start_time - attempt.start_time) <= SAME_START_S
+            is_same = job.start_time is None or -CLOCKS_S <= attempt.start_time - job.start_time <= SAME_START_S
             if job.raw_id == attempt.job_id and job.state.is_final and is_same:
                 found[attempt.number] = job
     return found

@@ -5,26 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from resilience.attempts.breaker import TREATMENTS, Treatment
+from resilience.attempts.breaker import Treatment, treatment_of
 from resilience.attempts.ledger import LedgerRow
 from resilience.messages import cut
 from resilience.quantities import format_duration
+from resilience.settings.sections import ActSettings
 
-WIDTH, LEFT, RIGHT, ROW, TOP = 1000, 170, 250, 26, 46
-"""In pixels: of the picture, left and right of the bars, of a row, above the rows."""
-GOOD, NEUTRAL, BAD, RUNNING = "#2e7d32", "#1565c0", "#c62828", "#9e9e9e"
-_COLOURS = {Treatment.END: GOOD, Treatment.NEUTRAL: NEUTRAL}
-"""Of other ends: BAD."""
+WIDTH, LEFT, RIGHT, ROW, TOP, BOTTOM = 900, 124, 356, 24, 66, 34
+"""In pixels: of the picture, left and right of the bars, of a row, above and below the rows."""
+_CLASSES = {Treatment.END: "good", Treatment.NEUTRAL: "outside"}
+"""Of bars; of other ends: failed."""
+_LEGEND = (("good", "finished"), ("outside", "ended from outside"), ("failed", "failed"), ("running", "running"))
+_TICKS_S = (
+    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200),
+    *(86400 * days for days in (1, 2, 5, 10, 20, 50, 100, 200, 500)),
+)
+_MOST_TICKS = 6
+_STYLE = """\
+<style>
+.paper { fill: #ffffff } text { fill: #1f2328 } .dim { fill: #59636e } .grid { stroke: #d1d9e0 } .wait { fill: #d1d9e0 }
+.good { fill: #2e7d32 } .outside { fill: #1565c0 } .failed { fill: #c62828 } .running { fill: #8a8a8a }
+@media (prefers-color-scheme: dark) {
+.paper { fill: #0d1117 } text { fill: #f0f6fc } .dim { fill: #9198a1 } .grid { stroke: #3d444d } .wait { fill: #3d444d }
+.good { fill: #3fb950 } .outside { fill: #4493f8 } .failed { fill: #f85149 } .running { fill: #9198a1 }
+}
+</style>"""
 
 
 def render(run: str, rows: Sequence[LedgerRow], now: float) -> str:
     """Return an SVG document: one row per attempt, oldest first. `now` ends the attempts that run."""
-    height = TOP + ROW * max(1, len(rows)) + 16
     begin = min((row.start_time for row in rows), default=now)
-    end = max(
-        [now if row.end_time is None and row.failure is None else row.end_time or row.start_time for row in rows]
-        + [begin]
-    )
+    end = max((_end(row, now) for row in rows), default=now)
+    height = TOP + ROW * max(1, len(rows)) + BOTTOM
     scale = (WIDTH - LEFT - RIGHT) / max(1.0, end - begin)
     trained = sum(row.seconds or 0.0 for row in rows)
     waited = sum(row.queue_s or 0.0 for row in rows[1:])
@@ -33,32 +45,63 @@ def render(run: str, rows: Sequence[LedgerRow], now: float) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
         'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="12" y="24" font-size="15" font-weight="bold">{escape(head)}</text>',
+        _STYLE,
+        f'<rect class="paper" width="{WIDTH}" height="{height}" rx="6"/>',
+        f'<text x="14" y="24" font-size="15" font-weight="bold">{escape(head)}</text>',
+        *_legend(),
+        *_axis(max(1.0, end - begin), scale, height - BOTTOM + 4),
     ]
     for number, row in enumerate(rows):
         parts += _row(row, TOP + ROW * number, begin, scale, now)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def _end(row: LedgerRow, now: float) -> float:
+    """Return when an attempt ended; one whose end is unknown is drawn as a moment."""
+    return row.end_time if row.end_time is not None else now if row.failure is None else row.start_time
+
+
+def _legend() -> list[str]:
+    parts, x = [], LEFT
+    for name, text in _LEGEND:
+        parts.append(f'<rect class="{name}" x="{x}" y="37" width="12" height="12" rx="2"/>')
+        parts.append(f'<text class="dim" x="{x + 17}" y="47">{text}</text>')
+        x += 36 + 7 * len(text)
+    parts.append(f'<rect class="wait" x="{x}" y="41" width="16" height="4"/>')
+    parts.append(f'<text class="dim" x="{x + 21}" y="47">between jobs</text>')
+    return parts
+
+
+def _axis(length_s: float, scale: float, bottom: float) -> list[str]:
+    """Return lines and labels at round times since the first attempt began."""
+    step = next((one for one in _TICKS_S if length_s / one <= _MOST_TICKS), _TICKS_S[-1])
+    parts = []
+    for number in range(int(length_s / step) + 1):
+        x = LEFT + number * step * scale
+        parts.append(f'<line class="grid" x1="{x:.1f}" y1="{TOP - 8}" x2="{x:.1f}" y2="{bottom}"/>')
+        label = format_duration(number * step) if number else "0"
+        parts.append(f'<text class="dim" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{label}</text>')
+    return parts
+
+
 def _row(row: LedgerRow, y: float, begin: float, scale: float, now: float) -> list[str]:
     failure = row.failure
-    ended = row.end_time if row.end_time is not None else now if failure is None else row.start_time
-    x, width = LEFT + (row.start_time - begin) * scale, max(2.0, (ended - row.start_time) * scale)
-    colour = RUNNING if failure is None else _COLOURS.get(TREATMENTS[failure.failure], BAD)
+    x, width = LEFT + (row.start_time - begin) * scale, max(2.0, (_end(row, now) - row.start_time) * scale)
+    name = "running" if failure is None else _CLASSES.get(treatment_of(row, ActSettings()), "failed")
     said = "running" if failure is None else failure.failure.text
     steps = "" if row.last_step is None else f", step {row.last_step}"
     where = f" on {failure.host}" if failure is not None and failure.host else ""
+    decided = f" → {row.decided}" if row.decided else ""
     title = said if failure is None else f"{said}: {failure.reason}"
-    title += f"; decided: {row.decided}" if row.decided else ""
     parts = []
     if row.queue_s:
         waited = min(row.queue_s * scale, x - LEFT)
-        parts.append(f'<rect x="{x - waited:.1f}" y="{y + 9}" width="{waited:.1f}" height="4" fill="#e0e0e0"/>')
+        parts.append(f'<rect class="wait" x="{x - waited:.1f}" y="{y + 6}" width="{waited:.1f}" height="4"/>')
     parts += [
-        f'<text x="12" y="{y + 15}">{row.attempt}  job {escape(cut(row.job, 14))}</text>',
-        f'<rect x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="16" rx="2" fill="{colour}">'
-        f"<title>{escape(title)}</title></rect>",
-        f'<text x="{x + width + 6:.1f}" y="{y + 15}">{escape(cut(said + steps + where, 48))}</text>',
+        f'<text x="14" y="{y + 12}">{row.attempt}</text>',
+        f'<text class="dim" x="42" y="{y + 12}">job {escape(cut(row.job, 9))}</text>',
+        f'<rect class="{name}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="16" rx="2">'
+        f"<title>{escape(title + decided)}</title></rect>",
+        f'<text x="{WIDTH - RIGHT + 22}" y="{y + 12}">{escape(cut(said + steps + where + decided, 50))}</text>',
     ]
     return parts

@@ -1,7 +1,7 @@
 """Python tracebacks in a log: their exception, and the deepest frame of the user's own code. Pure.
 
 Ranks write into one log at the same time; their lines are told apart by the prefixes of torchrun (`[rank3]:`,
-`[default3]:`) and of `srun --label` (`3: `).
+`[default3]:`), of `srun --label` (`3: `) and of `mpirun --tag-output` (`[1,3]<stderr>:`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-_PREFIX = re.compile(r"^(?:\[(?:rank|default) ?(?P<torch>\d{1,6})\]:? ?|\s{0,6}(?P<srun>\d{1,6}): )")
+_PREFIX = re.compile(
+    r"^(?:\[(?:rank|default) ?(?P<torch>\d{1,6})\]:? ?|\s{0,6}(?P<srun>\d{1,6}): |\[\d+,(?P<mpi>\d{1,6})\]<\w+>: ?)"
+)
 _HEAD = "Traceback (most recent call last)"
 _BOX = re.compile(r"^[╭│╰]")
 _BOX_FRAME = re.compile(r"^│ (?P<path>/\S+|\S+\.py):(?P<line>\d+) in (?P<name>\S+)")
@@ -59,7 +61,7 @@ def split_rank(line: str) -> tuple[int | None, str]:
     found = _PREFIX.match(line)
     if found is None:
         return None, line
-    return int(found["torch"] or found["srun"]), line[found.end() :]
+    return int(found["torch"] or found["srun"] or found["mpi"]), line[found.end() :]
 
 
 def tracebacks(lines: Sequence[str]) -> list[Traceback]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.attempts.breaker import LOOKED_AT, with_decisions
+from resilience.attempts.breaker import looked_at, with_decisions
 from resilience.attempts.classify import Evidence, classify
-from resilience.attempts.failure import Failure
-from resilience.attempts.ledger import evidence_of, kept_end, read_end, read_ledger
+from resilience.attempts.failure import Failure, FailureClass
+from resilience.attempts.ledger import TAIL_BYTES, evidence_of, kept_end, read_end, read_ledger
 from resilience.attempts.reconcile import records_of, with_state
 from resilience.errors import SchedulerError, UsageError
 from resilience.job import JobId
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from resilience.runs.run_directory import RunDirectory
 
 
+RECENT_S = 120.0
+"""A log that was written since may be of a program that runs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
     """Why an attempt ended.
@@ -36,6 +42,7 @@ class Why:
         logs: files that were read.
         failure: the classification.
         decided: what was decided then; empty for a log alone.
+        is_whole: whether the numbers of quoted lines are those of the file: there is one log, and it was read whole.
         notes: evidence that could not be read, one sentence each.
     """
 
@@ -45,12 +52,27 @@ class Why:
     logs: tuple[str, ...] = ()
     failure: Failure
     decided: str = ""
+    is_whole: bool = True
     notes: tuple[str, ...] = ()
 
 
-def why_of_log(path: Path) -> Why:
-    """Classify the end of any log. Raise StateDirectoryError if it cannot be read."""
-    return Why(logs=(str(path),), failure=classify(Evidence(log=read_end(path))))
+def why_of_log(path: Path, now: float) -> Why:
+    """Classify the end of any log, read at `now` seconds since the epoch.
+
+    Raise StateDirectoryError if it cannot be read.
+    """
+    failure = classify(Evidence(log=read_end(path)))
+    notes = []
+    with suppress(OSError):
+        if failure.failure is FailureClass.UNKNOWN and 0 <= (silent_s := now - path.stat().st_mtime) <= RECENT_S:
+            notes.append(f"{path} was written {silent_s:.0f} s ago: the program may still run")
+    return Why(logs=(str(path),), failure=failure, is_whole=_is_whole([str(path)]), notes=tuple(notes))
+
+
+def _is_whole(logs: Sequence[str]) -> bool:
+    with suppress(OSError):
+        return len(logs) < 2 and all(Path(log).stat().st_size <= TAIL_BYTES for log in logs)
+    return False
 
 
 def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = None) -> Why:
@@ -74,12 +96,12 @@ def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = No
     failure = classify(evidence) if kept is None or evidence.log else kept.failure
     policy, closed = project.loaded.settings.act, last_closed(directory)
     later = sum(number > attempt.number for number in attempt_numbers(directory))
-    rows = read_ledger(directory, newest=later + LOOKED_AT)
+    rows = read_ledger(directory, newest=later + looked_at(policy))
     rows = with_decisions(rows, policy, project.system.clock.now(), closed_after=closed)
     decided = next((row.decided for row in rows if row.attempt == attempt.number), "")
     return Why(
         run=directory.run, attempt=attempt.number, job=attempt.label, logs=logs, failure=failure, decided=decided,
-        notes=tuple(notes),
+        is_whole=_is_whole(logs), notes=tuple(notes),
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ All functions raise OSError. system/files.py converts these errors into messages
 """
 
 # pathlib costs milliseconds at the import of every rank.
-# ruff: noqa: PTH105, PTH108, PTH118
+# ruff: noqa: PTH105, PTH108, PTH118, PTH121
 
 from __future__ import annotations
 
@@ -114,6 +114,35 @@ def replace_file(path: str | Path, content: str | bytes, *, mode: int, durable: 
         raise
     if durable:
         sync_directory(directory or ".")
+
+
+def create_file(path: str | Path, content: str | bytes, *, mode: int) -> bool:
+    """Create a file with its content, unless it exists; return whether this process created it.
+
+    Only one of several processes creates the hard link, also on NFS; without hard links, O_EXCL decides.
+    """
+    path = os.fspath(path)
+    directory, name = os.path.split(path)
+    temporary = os.path.join(directory, f".{name}.{os.urandom(6).hex()}.tmp")
+    replace_file(temporary, content, mode=mode)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        # After a retransmission, the server reports "exists" for the link just made.
+        return os.path.samefile(temporary, path)
+    except OSError:  # no hard links on this file system
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        except FileExistsError:
+            return False
+        try:
+            write_all(descriptor, _encoded(content))
+        finally:
+            os.close(descriptor)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+    return True
 
 
 def append(path: str | Path, raw: bytes, *, mode: int, sync: bool = True, is_only_writer: bool = False) -> None:

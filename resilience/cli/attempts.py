@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +41,7 @@ def why(
 
     path = Path(what)
     if what and path.is_file():
-        found = why_of_log(path)
+        found = why_of_log(path, time.time())
     elif path.suffix in LOG_SUFFIXES or "/" in what:
         raise UsageError(f"{what} is no file", hint="the logs of a run: resil logs RUN --path")
     else:
@@ -62,7 +63,8 @@ def _show(found: Why) -> None:
         rank = f"rank {failure.rank}" if failure.rank is not None else ""
         print(f"  first: {clean(' on '.join(part for part in (rank, failure.host) if part))}")
     for quote in failure.quotes:
-        print(paint(f"  {quote.line:>7}  {clean(quote.text)}", "dim"))
+        number = f"{quote.line:>7}" if found.is_whole else "      |"
+        print(paint(f"  {number}  {clean(quote.text)}", "dim"))
     if found.decided:
         print(f"  decided: {found.decided}")
     if failure.advice:
@@ -82,16 +84,19 @@ def attempts(
     config: ConfigOption = None,
 ) -> None:
     """Show each attempt of a run: job, nodes, wait, duration, steps, how it ended, why, and what was decided."""
-    from resilience.attempts.breaker import LOOKED_AT, decide, with_decisions
-    from resilience.attempts.ledger import causes_of, read_ledger
+    from resilience.attempts.breaker import decide, looked_at, with_decisions
+    from resilience.attempts.elsewhere import describe_exclusion, read_excluded
+    from resilience.attempts.ledger import causes_of, read_ledger, totals_of
+    from resilience.quantities import format_duration
     from resilience.runs.breaker_file import last_closed
 
     project = open_project(config)
     directory = project.existing(run)
     now, policy, closed = project.system.clock.now(), project.loaded.settings.act, last_closed(directory)
-    rows = read_ledger(directory, newest=None if everything or as_json or svg is not None else SHOWN + LOOKED_AT)
+    newest = None if everything or as_json or svg is not None else SHOWN + looked_at(policy)
+    rows = read_ledger(directory, newest=newest)
     rows = with_decisions(rows, policy, now, closed_after=closed)
-    decision = decide(rows[-LOOKED_AT:], policy, now, closed_after=closed)
+    decision = decide(rows[-looked_at(policy) :], policy, now, closed_after=closed)
     if svg is not None:
         from resilience.attempts.timeline import render
         from resilience.system.files import write_atomic
@@ -99,7 +104,7 @@ def attempts(
         write_atomic(svg, render(directory.run, rows, now), mode=0o644, durable=False)
     if as_json:
         found = {"run": directory.run, "attempts": rows, "causes": causes_of(rows), "breaker": decision}
-        print_json("attempts", found)
+        print_json("attempts", found | {"totals": totals_of(rows, now)})
         return
     if not rows:
         print(f"run {clean(directory.run)} has no attempt yet")
@@ -107,10 +112,20 @@ def attempts(
     shown = rows if everything else rows[-SHOWN:]
     headers = ("ATTEMPT", "JOB", "NODE", "BEGAN", "WAITED", "RAN", "STEPS", "SAVED", "END", "DECIDED", "CAUSE")
     print_table(headers, [_cells(row, now) for row in shown])
+    totals = totals_of(shown, now)
+    whole = format_duration(totals.total_s)
+    print(
+        f"  trained {format_duration(totals.trained_s)}, waited {format_duration(totals.waited_s)}, in total {whole}"
+        + ("" if shown[0].attempt == 1 else f" since attempt {shown[0].attempt}; of all attempts: --all")
+    )
     print(f"  {clean(decision.reason)}")
     if causes := ", ".join(map(_counted, causes_of(shown))):
         print(f"  causes: {clean(causes)}")
-    if host := clean(decision.culprit):
+    excluded = read_excluded(directory)
+    for one in excluded:
+        print(f"  {clean(describe_exclusion(one))}")
+    host = clean(decision.culprit)
+    if host and not any(one.jobs for one in excluded if one.host == decision.culprit):
         print(f"  {host} seems to be the cause; to go on elsewhere: resil submit --exclude {host}")
 
 

@@ -39,7 +39,7 @@ def breaker_group(context: typer.Context) -> None:
 @app.command(epilog="Examples: resil breaker status; resil breaker status gpt --json")
 def status(run: RunOrAllArgument = "", as_json: JsonOption = False, config: ConfigOption = None) -> None:
     """Show each run's breaker: closed or open, since when, why, and when another attempt may try."""
-    from resilience.attempts.breaker import LOOKED_AT, decide
+    from resilience.attempts.breaker import decide, looked_at
     from resilience.attempts.ledger import read_ledger
     from resilience.runs.breaker_file import describe_breaker, last_closed, read_breaker
 
@@ -48,7 +48,7 @@ def status(run: RunOrAllArgument = "", as_json: JsonOption = False, config: Conf
     found = []
     for directory in (project.existing(run),) if run else project.runs():
         state = None if directory.is_finished() else read_breaker(directory)
-        rows = read_ledger(directory, newest=LOOKED_AT)
+        rows = read_ledger(directory, newest=looked_at(settings))
         decision = decide(rows, settings, now, closed_after=last_closed(directory))
         found.append({"run": directory.run, "open": state, "decision": decision})
         if as_json:
@@ -76,6 +76,8 @@ def close(run: RunArgument = "", config: ConfigOption = None, scheduler: Schedul
     done = close_by_hand(project, directory)
     print(f"the breaker of {directory.run} is closed")
     _show(done, "released")
+    if not done.jobs:
+        print(f"  no job of it was held; if none is queued any more: resil submit {directory.run}")
 
 
 @app.command("open", epilog="Examples: resil breaker open; resil breaker open gpt --why 'wait for the new data'")
@@ -98,6 +100,8 @@ def open_it(
 def _show(done: Done, verb: str) -> None:
     if done.jobs:
         print(f"  {verb}: {', '.join(map(str, done.jobs))}")
+    if done.changed:
+        print(f"  {clean(done.changed)}")
     if done.error:
         print(f"  not all jobs were {verb}: {clean(done.error)}")
         raise typer.Exit(EX_TEMPFAIL)

@@ -77,7 +77,7 @@ def config_group() -> None:
 def check(config: ConfigOption = None) -> None:
     """Check the settings, and print every error and warning. Exits with 2 when there is an error."""
     from resilience.cli.output import print_error, print_warnings
-    from resilience.doctor.settings import find_errors, submit_warnings
+    from resilience.doctor.settings import act_warnings, find_errors, submit_warnings
     from resilience.messages import plural
     from resilience.system.ports import System
 
@@ -88,6 +88,7 @@ def check(config: ConfigOption = None) -> None:
         print_error(error)
     with suppress(UsageError):  # printed above
         print_warnings(submit_warnings(project))
+        print_warnings(act_warnings(project))
     where = str(path) if path is not None else "the environment"
     if errors:
         print(f"{where}: {plural(len(errors), 'error')}")

@@ -145,6 +145,27 @@ def submit_warnings(project: Project) -> tuple[LintFinding, ...]:
     return tuple(LintFinding(Severity.WARN, message, hint) for message, hint in answer.value)
 
 
+_WITHOUT_RUN = frozenset({"fs", "inodes"})
+"""Watchdogs whose incidents are about no run."""
+
+
+def act_warnings(project: Project) -> tuple[LintFinding, ...]:
+    """Return what [alert] act does not do with these settings."""
+    from resilience.runs.templates.lint import LintFinding, Severity
+    from resilience.watch.watchdogs import kind_of, watchdog_names
+
+    settings, found = project.loaded.settings, []
+    if not settings.alert.act:
+        return ()
+    names = ", ".join(name for name in watchdog_names(project) if kind_of(project, name) in _WITHOUT_RUN)
+    if names:
+        found.append(LintFinding(Severity.WARN, f"[alert] act ignores the incidents of {names}: they are about no run"))
+    if not settings.act.enabled:
+        text = "[alert] act only names what would be done"
+        found.append(LintFinding(Severity.WARN, text, "to let it act: enabled = true under [act]"))
+    return tuple(found)
+
+
 def _script(project: Project) -> Iterator[Callable[[], object]]:
     """Yield a check for each line that the settings write into a script."""
     from resilience.runs.templates.directives import write_directive

@@ -1,6 +1,7 @@
 """Stops without a save because the training's state was ruined (a loss that is NaN), kept for the next attempts.
 
-`learned/stops.json` of the run directory. Rank 0 adds a stop when it is decided, marks it as passed once a checkpoint
+`learned/stops.json` of the run directory. Rank 0 adds a stop when it is decided (a watchdog adds one for an attempt
+whose guard could not, because its checkpoint was unreadable: attempts/acting.py), marks it as passed once a checkpoint
 from its step on is durable, and sends the list to all ranks with the decision before the first step, so that every rank
 gets the same answers from `guard.resumed_after` and `guard.skip_steps`.
 """
@@ -152,31 +153,48 @@ class EarlierStops:
         new, passed = None if self._is_written else self._new, self._passed
         if not self._place.run_dir or (new is None and passed < 0):
             return
-        try:
-            stops = self._load()
-        except ValueError:  # damaged: written anew
-            stops = []
-        for stop in stops:
-            stop.is_passed |= stop.step <= passed
-        if new is not None:
-            stops = _with(stops, EarlierStop(new))
-        text = json.dumps({"version": VERSION, "stops": [stop.as_dict() for stop in stops]}, separators=(",", ":"))
-        path = os.path.join(subfolder(self._place.run_dir, layout.LEARNED), layout.STOPS)
-        replace_file(path, text + "\n", mode=file_mode(self._place.run_dir), durable=True)
+        _change(self._place.run_dir, new, passed)
         self._is_written |= new is not None
         if self._passed == passed:
             self._passed = -1
 
     def _load(self) -> list[EarlierStop]:
-        if not self._place.run_dir:
-            return []
-        found = read_regular(os.path.join(self._place.run_dir, layout.LEARNED, layout.STOPS))
-        return [] if found is None else read_stops(found[0])
+        return _load(self._place.run_dir) if self._place.run_dir else []
 
     def _pass(self, step: int) -> None:
         if any(one <= step for one in self._open):
             self._open = frozenset(one for one in self._open if one > step)
             self._passed = max(step, self._passed)
+
+
+def add_unreadable(run_dir: str, attempt: int, step: int, why: str) -> bool:
+    """Tell the next training that an attempt could not use the checkpoint of a step: `step` and `saved_step` of this
+    stop are equal. Return False if that attempt has recorded a stop. Raise OSError or ValueError."""
+    if any(stop.attempt == attempt for stop in _load(run_dir)):
+        return False
+    fields = {"step": step, "since": step + 1, "saved_step": step, "attempt": attempt, "times": 1, "world": 0}
+    _change(run_dir, {**fields, "why": why, "time": round(time.time(), 3), "is_passed": False})
+    return True
+
+
+def _load(run_dir: str) -> list[EarlierStop]:
+    found = read_regular(os.path.join(run_dir, layout.LEARNED, layout.STOPS))
+    return [] if found is None else read_stops(found[0])
+
+
+def _change(run_dir: str, new: Mapping[str, Any] | None, passed: int = -1) -> None:
+    """Add a stop, and mark those up to the step `passed`. Raise OSError."""
+    try:
+        stops = _load(run_dir)
+    except ValueError:  # damaged: written anew
+        stops = []
+    for stop in stops:
+        stop.is_passed |= stop.step <= passed
+    if new is not None:
+        stops = _with(stops, EarlierStop(new))
+    text = json.dumps({"version": VERSION, "stops": [stop.as_dict() for stop in stops]}, separators=(",", ":"))
+    path = os.path.join(subfolder(run_dir, layout.LEARNED), layout.STOPS)
+    replace_file(path, text + "\n", mode=file_mode(run_dir), durable=True)
 
 
 def _with(stops: Sequence[EarlierStop], new: EarlierStop) -> list[EarlierStop]:

@@ -44,6 +44,8 @@ class Attempt:
         end: None while it runs, or if its end is unknown.
         exit_code: the launch's true exit code; None while unknown.
         why: the reason of the end, by the batch shell and the guards, or empty.
+        oom_kills: how many processes of the job the kernel killed for memory meanwhile, on the node of the batch shell;
+            None if nothing counted them.
     """
 
     number: int
@@ -57,6 +59,7 @@ class Attempt:
     end: AttemptEnd | None = None
     exit_code: int | None = None
     why: str = ""
+    oom_kills: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

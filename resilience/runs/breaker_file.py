@@ -6,7 +6,6 @@ starts ends at once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience import layout
+from resilience.base.files import create_file
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.job import JobId
 from resilience.quantities import format_duration, quote_toml
@@ -21,8 +21,8 @@ from resilience.runs.run_directory import RunDirectory
 from resilience.switch import describe_age, printable
 from resilience.system.files import explain_os_error, read_regular, write_atomic
 
-BY_USER = "user "
-"""Begins `by` of a breaker that a person opened. No program closes it."""
+BY_USER, BY_ALERT = "user ", "alert "
+"""Begin `by` of a breaker that a person opened, or an alert that nobody acknowledged. No program closes it."""
 _PLAIN = str.maketrans('"\\', "''")
 
 
@@ -35,7 +35,7 @@ class OpenBreaker:
         attempt: the newest attempt that counted.
         burnt: attempts in a row without progress.
         acting: whether it holds jobs and ends jobs at their start; if not, it is only told.
-        by: `job 12_3`, `watchdog on login1`, `user ada`.
+        by: `job 12_3`, `watchdog on login1`, `user ada`, `alert 3f9a1c04`.
         retry_at: when one more attempt may try; 0: not before a person closes it.
         why: a sentence, as of `plain`.
     """
@@ -49,9 +49,9 @@ class OpenBreaker:
     why: str = ""
 
     @property
-    def is_of_a_person(self) -> bool:
-        """Return whether a person opened it."""
-        return self.by.startswith(BY_USER)
+    def is_by_hand(self) -> bool:
+        """Return whether only a person closes it."""
+        return self.by.startswith((BY_USER, BY_ALERT))
 
 
 def breaker_path(directory: RunDirectory, name: str = layout.BREAKER) -> Path:
@@ -100,22 +100,10 @@ def read_breaker(directory: RunDirectory) -> OpenBreaker | None:
 def create_breaker(directory: RunDirectory, breaker: OpenBreaker) -> bool:
     """Create the file of the breaker. Return False if another process was first. Raise StateDirectoryError."""
     path = breaker_path(directory)
-    temporary = path.with_name(f".breaker.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    write_atomic(temporary, _text(breaker), mode=directory.file_mode)
     try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError as error:  # no hard links on this file system
-        if path.exists():
-            return False
-        try:
-            temporary.replace(path)
-        except OSError:
-            raise explain_os_error(error, "write", path) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
+        return create_file(path, _text(breaker), mode=directory.file_mode)
+    except OSError as error:
+        raise explain_os_error(error, "write", path) from error
 
 
 def write_breaker(directory: RunDirectory, breaker: OpenBreaker) -> None:
@@ -171,6 +159,21 @@ def write_held(directory: RunDirectory, jobs: Iterable[JobId]) -> None:
     """Write the jobs that are about to be held. Raise StateDirectoryError."""
     text = "".join(f"{job_id}\n" for job_id in sorted(jobs))
     write_atomic(breaker_path(directory, layout.BREAKER_HELD), text, mode=directory.file_mode)
+
+
+def write_counts(directory: RunDirectory, attempt: int, burnt: int, outside: int) -> None:
+    """Correct the counts in the end of an attempt, where later batch shells go on from. Raise StateDirectoryError.
+
+    A watchdog that closes the breaker of a batch shell knows more than the shell: without this, the next one opens it
+    again.
+    """
+    path = directory.path / layout.ATTEMPTS / layout.attempt_end_file(attempt)
+    found = read_regular(path)
+    if found is not None:
+        lines = found[0].decode("utf-8", "replace").splitlines()
+        kept = [line for line in lines if not line.startswith(("burnt =", "outside ="))]
+        text = "\n".join([*kept, f"burnt = {burnt}", f"outside = {outside}\n"])
+        write_atomic(path, text, mode=directory.file_mode)
 
 
 def last_closed(directory: RunDirectory) -> int:

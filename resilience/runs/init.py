@@ -209,6 +209,8 @@ signal_lead_s = {lead}
 # them: `resil breaker`. Without this, it is only told.
 enabled = true
 # failures = 3
+# Jobs that stay queued behind the running one.
+# keep_queued = 2
 
 [guard]
 # When the training saves and stops by itself.

@@ -34,6 +34,7 @@ NOTICE_S = 5.0
 _START = re.compile(rb'^\{"event":"start",.*"attempt":(\d+)[,}]', re.MULTILINE)
 _OF_A_RANK = re.compile(r"\d+\.\d+\.jsonl")
 _JOURNAL_BYTES = 16 * 2**20
+_SUPERVISED = re.compile(r"\bresil(?:ience)? run\b")
 _STAGES = b"resil_stages"
 """A function of the batch shell. Scripts of older resil versions lack it, and never end a training by force."""
 _LAUNCH = b"resil_journal launch"
@@ -55,6 +56,7 @@ class KillOutlook:
         stage: of the batch shell, if the switch was set before.
         queued: how many jobs wait.
         script: the user's own script that the run was queued with, or empty.
+        is_supervised: whether that calls `resil run`.
         is_old: whether the batch script was written by a resil version that never ends a training by force.
         owner: the user who can cancel the jobs; empty for the present user.
         adopted: the live jobs that were queued without resil.
@@ -70,6 +72,7 @@ class KillOutlook:
     stage: KillStage | None = None
     queued: int = 0
     script: str = ""
+    is_supervised: bool = False
     is_old: bool = False
     owner: str = ""
     adopted: tuple[str, ...] = ()
@@ -98,6 +101,7 @@ def read_outlook(project: Project, directory: RunDirectory) -> KillOutlook:
         stage=status.kill,
         queued=sum(n for row in rows for state, n in row.counts.items() if JobState(state).is_waiting),
         script=own_script_of(directory, intents),
+        is_supervised=is_supervised(script.decode("utf-8", "replace")),
         is_old=bool(script) and _STAGES not in script,
         owner="" if me in (owner, "root") else owner,
         adopted=tuple(row.job for row in status.rows if row not in rows and row.is_alive),
@@ -123,7 +127,7 @@ def describe_outlook(outlook: KillOutlook, run: str, scope: Scope, now: float) -
         lines.append("no job of the run is running")
     if outlook.headline == "unknown":
         lines.append("the scheduler did not report which jobs run")
-    if outlook.queued and outlook.script:
+    if outlook.queued and outlook.script and not outlook.is_supervised:
         lines.append(f"queued jobs ({outlook.queued}) are not cancelled: resil cancel {run} --pending")
     elif outlook.queued:
         end = "end within seconds of their start"
@@ -138,6 +142,9 @@ def describe_outlook(outlook: KillOutlook, run: str, scope: Scope, now: float) -
 
 
 def _of_own_script(outlook: KillOutlook) -> list[str]:
+    if outlook.is_supervised:
+        how = "as its --stop says, else by SIGTERM; SIGKILL follows if the command does not end"
+        return [f"`resil run` in its own script, {outlook.script}, asks the command to stop {how}"]
     lines = [f"this run was queued with its own script, {outlook.script}: a training that hangs is not ended by force"]
     if outlook.ever_guarded is False:
         return [
@@ -220,6 +227,11 @@ def ever_saw_guard(directory: RunDirectory) -> bool | None:
     except OSError:
         return None
     return any(map(_OF_A_RANK.fullmatch, journal)) or any(not name.startswith(".") for name in beats)
+
+
+def is_supervised(script: str) -> bool:
+    """Return whether a script calls `resil run`, which follows the switches. Pure."""
+    return _SUPERVISED.search(script) is not None
 
 
 def _content(script: str) -> bytes:

@@ -72,6 +72,7 @@ def _read_attempt(path: Path, number: int) -> Attempt | None:
         end=AttemptEnd(word) if word in set(AttemptEnd) else None,
         exit_code=_integer(end["exit_code"]) if "exit_code" in end else None,
         why=printable(str(end.get("why", ""))),
+        oom_kills=_integer(end["oom_kills"]) if "oom_kills" in end else None,
     )
 
 

@@ -28,6 +28,7 @@ from resilience.runs.submissions import (
     Outcome,
     adopted_ids,
     newest_intent,
+    own_script_of,
     read_intents,
     record_intervention,
     submitted_ids,
@@ -43,9 +44,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def newest(jobs: Collection[Job]) -> Job | None:
-    """Return the job submitted last, or None."""
-    return max(jobs, key=lambda job: (job.submit_time or 0.0, job.id.array), default=None)
+def newest(jobs: Collection[Job], intents: Sequence[Intent] = ()) -> Job | None:
+    """Return the job of a run that was submitted last, or None.
+
+    By the order of the journal, as SLURM resets the submit time of a job that it requeues. A job that is not in the
+    journal was submitted just now.
+    """
+    places = {one.job_id.array: place for place, one in enumerate(intents) if one.job_id is not None}
+
+    def place(job: Job) -> tuple[int, float, int]:
+        return places.get(job.id.array, len(intents)), job.submit_time or 0.0, job.id.array
+
+    return max(jobs, key=place, default=None)
 
 
 def refuse_if_live(run: str, live: Collection[Job], me: str) -> None:
@@ -140,6 +150,14 @@ def scheduler_of(intents: Sequence[Intent]) -> str:
     """Return the scheduler of the newest intent that was not refused; empty if there is none."""
     newest = newest_intent(intents)
     return newest.scheduler if newest is not None else ""
+
+
+def requeues_itself(directory: RunDirectory, intents: Sequence[Intent]) -> bool:
+    """Return whether the jobs of a run requeue themselves, by the settings of its last submit; a user's own script
+    does not. Raise StateDirectoryError if they cannot be read."""
+    act = directory.settings().get("act")
+    is_asked = isinstance(act, dict) and act.get("enabled") is True and act.get("requeue") is True
+    return is_asked and not own_script_of(directory, intents)
 
 
 class Queues:
@@ -275,10 +293,11 @@ def resolve_after(project: Project, run: str, after: str) -> JobId:
             )
         return presence.job.id.whole if presence.job is not None else job_id
     directory = project.directory(run)
-    job = newest(live_jobs(scheduler, directory, project.system.host.user))
+    intents = read_intents(directory)
+    job = newest(live_jobs(scheduler, directory, project.system.host.user), intents)
     if job is None:
         raise SchedulerError(f"run {run} has no job in the queue to wait for", hint="submit without --after")
-    return handle_of(job, read_intents(directory))
+    return handle_of(job, intents)
 
 
 def adopted_to_follow(project: Project, run: str) -> JobId | None:
@@ -291,7 +310,7 @@ def adopted_to_follow(project: Project, run: str) -> JobId | None:
     last = newest_intent(intents)
     if last is None or not last.adopted or last.scheduler != scheduler.name:
         return None
-    job = newest(live_jobs(scheduler, directory, project.system.host.user))
+    job = newest(live_jobs(scheduler, directory, project.system.host.user), intents)
     return None if job is None else handle_of(job, intents)
 
 

@@ -34,6 +34,10 @@ class Outcome(StrEnum):
     REFUSED = "refused"
 
 
+GAVE_WAY = "gave way to "
+"""Why an intent was refused that was not sent, then the token of the one that was first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Intent:
     """One submission by `resil submit`, folded from its lines in the journal.
@@ -51,6 +55,7 @@ class Intent:
             know the run directory; its id identifies the job, because the job has no token.
         output: where the job's output goes: an absolute path with the fields of sbatch(1), "filename pattern"; empty
             when unknown.
+        gave_way: whether it was not sent because another submit of the run was first; its outcome is REFUSED.
     """
 
     token: str
@@ -63,6 +68,7 @@ class Intent:
     by: str = ""
     adopted: bool = False
     output: str = ""
+    gave_way: bool = False
 
 
 class Deed(StrEnum):
@@ -263,6 +269,8 @@ def read_journal(directory: RunDirectory) -> Journal:
                 intents[token] = _with_result(intents[token], Outcome.SUBMITTED, record.get("job_id"))
         elif token in intents:
             intents[token] = _with_result(intents[token], str(event), record.get("job_id"))
+            if str(record.get("why", "")).startswith(GAVE_WAY):
+                intents[token] = replace(intents[token], gave_way=True)
             if intents[token].outcome is Outcome.REFUSED and token == next(reversed(intents)):
                 done = done or before[token]  # nothing was submitted
     is_undone = done is not None and done.deed is Deed.NOT_CANCELLED

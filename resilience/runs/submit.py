@@ -28,6 +28,7 @@ from resilience.runs.run_files import read_attempts
 from resilience.runs.run_jobs import live_jobs, refuse_if_live
 from resilience.runs.settle import IN_FLIGHT_S
 from resilience.runs.submissions import (
+    GAVE_WAY,
     Intent,
     Outcome,
     new_token,
@@ -115,7 +116,7 @@ def refuse_if_another_was_first(directory: RunDirectory, token: str, known: Coll
             return
         is_in_flight = intent.outcome is Outcome.OPEN and now - intent.time < IN_FLIGHT_S
         if intent.token not in known and (is_in_flight or intent.outcome is Outcome.SUBMITTED):
-            record_result(directory, token, Outcome.REFUSED, now, why=f"gave way to {intent.token}")
+            record_result(directory, token, Outcome.REFUSED, now, why=GAVE_WAY + intent.token)
             raise SchedulerUnavailable(
                 f"another submit of run {directory.run}{f' by {intent.by}' if intent.by else ''} was first",
                 hint=f"see what it queued: resil status {directory.run} --fresh; queue behind it: --after auto",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from resilience.errors import StateDirectoryError
 from resilience.job import JobId
-from resilience.runs.kill_outlook import ever_saw_guard
+from resilience.runs.kill_outlook import ever_saw_guard, is_supervised
 from resilience.runs.project import Project
 from resilience.runs.run_logs import Start, array_glob, output_globs
 from resilience.runs.submit import Prepared, output_of
@@ -46,6 +46,7 @@ class SubmitOutlook:
         source: the file that imports the guard, or the first that was read; empty if none was.
         log: the file of the job's output: with sbatch's fields such as %j, or a pattern of the shell for a known job.
         has_own_script: whether the user's own script is queued, which does not read the switches.
+        is_supervised: whether that calls `resil run`, which does.
     """
 
     run: str
@@ -53,6 +54,7 @@ class SubmitOutlook:
     source: str
     log: str
     has_own_script: bool
+    is_supervised: bool = False
 
 
 def read_submit_outlook(project: Project, prepared: Prepared, job_id: JobId | None = None) -> SubmitOutlook:
@@ -61,7 +63,8 @@ def read_submit_outlook(project: Project, prepared: Prepared, job_id: JobId | No
     is_own = prepared.request.script is not None
     base = project.system.cwd if is_own else project.loaded.project
     guard, source = GuardEvidence.SEEN, ""
-    if not ever_saw_guard(prepared.directory):
+    has_supervisor = is_own and is_supervised(prepared.script)  # whose heartbeats are no guard's
+    if has_supervisor or not ever_saw_guard(prepared.directory):
         settings = project.loaded.settings.run
         text = prepared.script if is_own else "\n".join((*settings.setup, settings.command))
         guard, source = _find_guard(text, base)
@@ -72,7 +75,7 @@ def read_submit_outlook(project: Project, prepared: Prepared, job_id: JobId | No
         array, user = job_id.array, project.system.host.user
         start = Start(array, raw=array)
         log = array_glob(pattern, array, user) if is_array else output_globs(pattern, start, user)[0]
-    return SubmitOutlook(prepared.directory.run, guard, source, log, is_own)
+    return SubmitOutlook(prepared.directory.run, guard, source, log, is_own, has_supervisor)
 
 
 def describe_submit_outlook(outlook: SubmitOutlook) -> list[str]:
@@ -91,6 +94,8 @@ def describe_submit_outlook(outlook: SubmitOutlook) -> list[str]:
         if outlook.has_own_script
         else "saves first if there is a guard",
     }.get(outlook.guard, "saves first; a hang is not ended" if outlook.has_own_script else "saves first")
+    if outlook.is_supervised:
+        effect = "asks the command as `resil run --stop` says, else by SIGTERM"
     kill = f"resil kill {run} ({effect}); " if effect else ""
     is_lost = outlook.log == "/dev/null"
     return [

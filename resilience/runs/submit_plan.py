@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -113,6 +114,11 @@ def plan_submit(request: SubmitRequest, settings: Settings, logs: str) -> Submit
     if request.hold:
         options["hold"] = None
     sbatch = {str(key).replace("_", "-"): value for key, value in settings.sbatch.items()}
+    if settings.act.requeue and (settings.submit.requeue is False or sbatch.get("no-requeue") is True):
+        raise UsageError(
+            "requeue = true in [act] needs jobs that may be requeued",
+            hint="remove requeue = false under [submit], or no-requeue under [sbatch]",
+        )
     for name, example in (("array", 'array = "10"'), ("signal", 'signal = "USR1"')):
         if isinstance(sbatch.get(name), str | int) and sbatch[name] is not False:
             raise UsageError(f"{name} cannot be set in [sbatch]: resil writes it", hint=f"set {example} under [submit]")
@@ -211,8 +217,9 @@ def _directives(
         "open-mode": "append",
         "signal": signal,
     }
-    if settings.submit.requeue is not None:
-        lines["requeue" if settings.submit.requeue else "no-requeue"] = None
+    requeue = settings.submit.requeue if settings.submit.requeue is not None else settings.act.requeue or None
+    if requeue is not None:
+        lines["requeue" if requeue else "no-requeue"] = None
     for name, value in sbatch.items():
         if value is True:
             lines[name] = None
@@ -252,11 +259,23 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
         user=project.system.host.user,
         finish_on_success=settings.run.finish_on_success,
         act=settings.act,
+        keep_queued=_keep_queued_command(project, directory),
         cron=str(project.loaded.state_dir / ".cron") if settings.cron is not None and settings.cron.revive else "",
         launcher=dict(settings.launcher),
         variables=dict(request.variables),
     )
     return render(template_library(project), request.template or settings.run.template, spec)
+
+
+def _keep_queued_command(project: Project, directory: RunDirectory) -> str:
+    """Return the command line by which a starting job queues what is missing behind it, or an empty text."""
+    loaded = project.loaded
+    if not loaded.settings.act.keep_queued or loaded.settings.act.requeue:
+        return ""
+    words = [sys.executable, "-m", "resilience.cli.keep_queued", str(directory.path)]
+    if loaded.path is not None:
+        words.append(str(loaded.path))
+    return f"cd {shlex.quote(str(loaded.project))} && exec {shlex.join(words)}"
 
 
 def guard_variables(loaded: Loaded) -> dict[str, str]:

@@ -222,8 +222,8 @@ class LocalScheduler:
             task = replace(task, requeue_held=hold)
             if task.state.is_final:
                 task = rules.requeued(task, now)
-            elif task.ending in ("", JobState.REQUEUED):
-                task = rules.ending(task, JobState.REQUEUED, now)
+            elif task.ending in ("", JobState.REQUEUED, JobState.TIMEOUT):  # at its time limit as well, as in SLURM
+                task = replace(rules.ending(task, JobState.REQUEUED, now), ending=JobState.REQUEUED.value)
             else:
                 raise SchedulerError(f"job {job_id} is already being ended", transient=True)
             self._spool.save(entry, task)

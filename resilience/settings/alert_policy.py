@@ -10,6 +10,8 @@ from typing import NamedTuple
 from resilience.errors import QuantityError, SettingsError
 from resilience.quantities import parse_duration_s
 
+HOLD, CANCEL = "hold", "cancel"
+"""What may be done about the run of an incident."""
 _RANGE = r"(?a)([0-9]{1,2})(?::([0-9]{2}))?\s*[-–]\s*([0-9]{1,2})(?::([0-9]{2}))?"
 
 
@@ -21,6 +23,9 @@ class AlertPolicy:
         channels: names of the channels that are notified first. Empty: no notifications, `resil watch` only prints.
         escalation: channels that are notified as well while an incident is not acknowledged, and how long after the
             first notification: `["1h: list", "4h: oncall, slack"]`.
+        act: what is done about the run of an incident that stays CRITICAL and is not acknowledged, and how long after
+            the first notification: `["6h: hold", "1d: cancel"]`. `hold` holds its queued jobs, as `resil breaker open`;
+            `cancel` ends its jobs, as `resil cancel`. Each once, and only with `enabled = true` under [act].
         reminder_s: interval of reminders for an open incident, until the incident is acknowledged. 0: no reminders.
         group_s: findings of the same check within this time are sent in one message; also the minimum interval
             between two messages of one check to one channel. A new CRITICAL is sent at once.
@@ -35,6 +40,7 @@ class AlertPolicy:
 
     channels: tuple[str, ...] = ()
     escalation: tuple[str, ...] = ()
+    act: tuple[str, ...] = ()
     reminder_s: float = 4 * 3600.0
     group_s: float = 300.0
     unknown_for_s: float = 180.0
@@ -56,23 +62,37 @@ def parse_escalation(texts: Sequence[str]) -> tuple[EscalationStep, ...]:
 
     Raise SettingsError for an invalid step.
     """
-    return tuple(sorted((_step(text) for text in texts), key=lambda step: step.after_s))
-
-
-def _step(text: str) -> EscalationStep:
     hint = 'write a delay, a colon and the channels: escalation = ["1h: list", "4h: oncall, slack"]'
+    steps = (_step(text, "escalation", "channel", hint) for text in texts)
+    return tuple(sorted(steps, key=lambda step: step.after_s))
+
+
+def parse_acts(texts: Sequence[str]) -> tuple[tuple[float, str], ...]:
+    """Given `["6h: hold", "1d: cancel"]`, return delays in seconds and deeds, earliest first.
+
+    Raise SettingsError for an invalid one.
+    """
+    hint = 'write a delay, a colon and hold or cancel: act = ["6h: hold", "1d: cancel"]'
+    steps = [_step(text, "act", "deed", hint) for text in texts]
+    for text, step in zip(texts, steps, strict=True):
+        if step.channels not in ((HOLD,), (CANCEL,)):
+            raise SettingsError(f"{text!r} in [alert] act is neither hold nor cancel", hint=hint)
+    return tuple(sorted((step.after_s, step.channels[0]) for step in steps))
+
+
+def _step(text: str, key: str, what: str, hint: str) -> EscalationStep:
     wait, colon, names = text.partition(":")
     channels = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not colon or not channels:
-        raise SettingsError(f"{text!r} in [alert] escalation names no channel", hint=hint)
+        raise SettingsError(f"{text!r} in [alert] {key} names no {what}", hint=hint)
     try:
         after_s = parse_duration_s(wait)
     except QuantityError as error:
-        raise SettingsError(f"{text!r} in [alert] escalation: {error.message}", hint=hint) from error
+        raise SettingsError(f"{text!r} in [alert] {key}: {error.message}", hint=hint) from error
     if after_s <= 0:
         raise SettingsError(
-            f"{text!r} in [alert] escalation has no delay",
-            hint="list channels that are notified at once in [alert] channels",
+            f"{text!r} in [alert] {key} has no delay",
+            hint="list channels that are notified at once in [alert] channels" if what == "channel" else hint,
         )
     return EscalationStep(after_s, channels)
 

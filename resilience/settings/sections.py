@@ -79,25 +79,29 @@ class ActSettings:
     """[act]: whether resil acts when attempts of a run fail one after another, and when.
 
     Attributes:
-        enabled: whether the breaker may hold the queued jobs of a run, and end its jobs at their start. If not, each
-            action is only named.
+        enabled: whether the breaker may hold the queued jobs of a run, exclude bad hosts from them, end its jobs at
+            their start, and ask one to save and stop. If not, each action is only named.
         failures: attempts in a row without a new durable checkpoint, whatever their causes, that open the breaker.
             0: never.
-        half_open: further attempts, one at a time and ever later, where the cause may heal by itself.
+        half_open: further attempts where the cause may heal, one at a time, after 10 s, doubled each time up to 5 min.
         neutral: attempts in a row that preemptions, time limits or lost nodes ended without a new durable checkpoint,
             and that open it as well. 0: never.
-        keep_queued: how many jobs or array tasks `resil watch job` keeps queued behind the running one, by queueing the
-            run's last script again. 0: none; never for a run that is finished, killed, cancelled, or whose breaker is
-            open.
+        keep_queued: how many jobs or array tasks a starting job, or `resil watch job`, keeps queued behind the running
+            one, by queueing the run's last script again. 0: none; never for a run that is finished, killed, cancelled,
+            or whose breaker is open.
+        requeue: whether a job requeues itself when its attempt ends, until the run is finished, killed or cancelled. It
+            keeps its id, and `keep_queued` queues nothing then.
         treatments: what a restart does for a class of causes, where that differs from the default: `network = "retry"`.
-            A class as `resil why` names it; neutral, heals, retry, twice or never.
+            A class as `resil why` names it; neutral, heals, elsewhere, save_and_stop, retry, twice, fall_back or
+            never.
     """
 
     enabled: bool = False
     failures: int = 3
-    half_open: int = 3
+    half_open: int = 6
     neutral: int = 20
     keep_queued: int = 0
+    requeue: bool = False
     treatments: Mapping[str, str] = field(default_factory=dict)
 
 

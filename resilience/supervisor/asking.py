@@ -7,49 +7,47 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass
 
-from resilience.base.background import BackgroundCall
 from resilience.base.files import replace_file
 from resilience.errors import UsageError
 
+Identity = tuple[int, int, int]
+"""Device, inode and mtime of a file."""
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One way to ask a command.
 
     Attributes:
         signal: number of the signal to send; 0 if the command is asked by a file.
         path: absolute path of the file to create; empty if the command is asked by a signal.
-        created: device, inode and mtime of the file that was created; None before.
     """
 
     signal: int = 0
     path: str = ""
-    created: tuple[int, int, int] | None = None
 
     def describe(self) -> str:
         """Return how the command is asked: `SIGUSR1`, or `the file /a/STOP`."""
         return f"the file {self.path}" if self.path else signal.Signals(self.signal).name
 
-    def create_file(self, why: str) -> None:
-        """Create the file in a thread of its own: its file system may hang. An existing file is left as it is."""
 
-        def create() -> None:
-            with suppress(OSError):
-                if not os.path.lexists(self.path):
-                    replace_file(self.path, f"{why}\n", mode=0o644)
-                    self.created = _identity(self.path)
-
-        with suppress(RuntimeError):  # no more threads
-            BackgroundCall(create, "resil-ask").start()
-
-    def remove_file(self) -> None:
-        """Remove the file that was created, if the command has left it: it would stop the next attempt at once."""
-        with suppress(OSError):
-            if self.created is not None and _identity(self.path) == self.created:
-                os.unlink(self.path)
+def create_file(path: str, why: str) -> Identity | None:
+    """Create the file, and return its identity; None if it exists, or cannot be created."""
+    with suppress(OSError):
+        if not os.path.lexists(path):
+            replace_file(path, f"{why}\n", mode=0o644)
+            return _identity(path)
+    return None
 
 
-def _identity(path: str) -> tuple[int, int, int]:
+def remove_file(path: str, created: Identity) -> None:
+    """Remove the file that was created, if the command has left it: it would stop the next attempt at once."""
+    with suppress(OSError):
+        if _identity(path) == created:
+            os.unlink(path)
+
+
+def _identity(path: str) -> Identity:
     info = os.lstat(path)
     return info.st_dev, info.st_ino, info.st_mtime_ns
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
-
-from resilience.base.files import write_all
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes of a shell (POSIX, Shell Command Language, 2.8.2)."""
@@ -59,8 +57,6 @@ class Command:
         self.pid = 0
         self.code: int | None = None
         self.received: list[signal.Signals] = []
-        self._prepared = 0
-        self._go_to = self._error_from = -1
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it would take the exit code from us
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
 
@@ -78,42 +74,26 @@ class Command:
         self.code = 128 + first
         return self.code
 
-    def prepare(self, argv: Sequence[str], files: Mapping[int, int]) -> None:
-        """Fork the process of the command, before this one has threads; it waits for `start` or `cancel`.
+    def start(self, argv: Sequence[str], environ: Mapping[str, str], files: Mapping[int, int]) -> None:
+        """Start it, while this process has no threads yet; `files`: its descriptors by number. Raise CannotStart.
 
-        `files`: its descriptors by number. The kernel kills it with this process (PR_SET_PDEATHSIG, prctl(2)): a
-        launcher that kills its workers would otherwise leave the command behind, on its GPU.
+        The kernel kills it with this process (PR_SET_PDEATHSIG, prctl(2)): a launcher that kills its workers would
+        otherwise leave the command behind, on its GPU.
         """
-        go_from, self._go_to = os.pipe2(os.O_CLOEXEC)
-        self._error_from, error_to = os.pipe2(os.O_CLOEXEC)
+        error_from, error_to = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
-        self._prepared = os.fork()
-        if self._prepared == 0:
-            os.close(self._go_to)
-            os.close(self._error_from)
-            _become(argv, files, self._mask, parent, go_from, error_to)
-        os.close(go_from)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(argv, environ, files, self._mask, parent, error_to)
         os.close(error_to)
-
-    def start(self, environ: Mapping[str, str]) -> None:
-        """Start the prepared command. Raise CannotStart."""
-        with suppress(OSError):  # killed meanwhile: `wait` finds out
-            write_all(self._go_to, b"\0".join(os.fsencode(f"{name}={text}") for name, text in environ.items()))
-        os.close(self._go_to)
         error = b""
-        while chunk := os.read(self._error_from, 4096):  # ends as soon as the program runs
+        while chunk := os.read(error_from, 4096):  # ends as soon as the program runs
             error += chunk
-        os.close(self._error_from)
+        os.close(error_from)
         if error:
-            os.waitpid(self._prepared, 0)
+            os.waitpid(self.pid, 0)
             code, _, why = error.decode("utf-8", "replace").partition(" ")
             raise CannotStart(why, int(code))
-        self.pid = self._prepared
-
-    def cancel(self) -> None:
-        """End the prepared process; nothing is started."""
-        os.close(self._go_to)
-        os.waitpid(self._prepared, 0)
 
     def wait(self, timeout_s: float, on_signal: Callable[[signal.Signals], None]) -> None:
         """Wait for a signal or the end of the command, and forward the signal.
@@ -181,15 +161,11 @@ def replace_process(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn
 
 
 def _become(
-    argv: Sequence[str], files: Mapping[int, int], mask: Collection[int], parent: int, go_from: int, error_to: int
-) -> NoReturn:
-    """In the forked process: wait for the environment, and become the command."""
+    argv: Sequence[str], environ: Mapping[str, str], files: Mapping[int, int], mask: Collection[int], parent: int,
+    error_to: int,
+) -> NoReturn:  # fmt: skip
+    """In the forked process: become the command."""
     try:
-        raw = b""
-        while chunk := os.read(go_from, 65536):
-            raw += chunk
-        if not raw:
-            os._exit(0)
         with suppress(Exception):
             import ctypes  # in this process only
 
@@ -201,8 +177,7 @@ def _become(
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        pairs = (os.fsdecode(entry).partition("=") for entry in raw.split(b"\0"))
-        replace_process(argv, {name: text for name, _, text in pairs})
+        replace_process(argv, environ)
     except CannotStart as error:
         os.write(error_to, f"{error.code} {error}".encode("utf-8", "replace"))
     except BaseException as error:
@@ -217,7 +192,9 @@ def _explain(program: str, error: OSError) -> CannotStart:
 
 
 def say(text: str) -> None:
-    """Print a message of the supervisor on stderr. Never fails."""
-    with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"resil: {text}\n")
-        sys.stderr.flush()
+    """Print a message of the supervisor on stderr. Never fails, nor waits for a reader: then the message is lost."""
+    with suppress(OSError):
+        room = select.poll()
+        room.register(2, select.POLLOUT)
+        if room.poll(200):
+            os.write(2, f"resil: {text}\n".encode("utf-8", "backslashreplace")[: select.PIPE_BUF])

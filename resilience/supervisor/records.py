@@ -1,17 +1,19 @@
-"""What a supervisor keeps in the run directory, in a thread of its own: a dead file system never reaches the command.
+"""What a supervisor keeps in the run directory, in a process of its own (records_process.py).
 
 The attempt with its heartbeat and journal, the heartbeat of the training with the step that its output names, the
-newest output, and the switches, which are read here too. A full disk costs records, nothing else: each write is tried
+newest output, and the switches, which are read here too. A full disk costs records, nothing else: events are tried
 again.
 """
 
 from __future__ import annotations
 
+import marshal
 import os
-import threading
+import select
+import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,15 +28,25 @@ from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.switch_directory import FoundSwitch, SwitchDirectory
-from resilience.supervisor.attempt import AttemptRecord, claim_attempt, find_attempt
-from resilience.supervisor.command import say
-from resilience.supervisor.tee import Newest
+from resilience.runs.attempts import AttemptEnd
+from resilience.supervisor.asking import create_file, remove_file
+from resilience.supervisor.attempt import (
+    AttemptRecord,
+    claim_attempt,
+    end_of,
+    find_attempt,
+    first_failure,
+    note_failure,
+)
+from resilience.supervisor.records_process import LONGEST_BYTES, SeenSwitch
 
 if TYPE_CHECKING:
-    from resilience.runs.attempts import AttemptEnd
+    from resilience.guard.switch_directory import Identity
+    from resilience.runs.run_directory import RunDirectory
     from resilience.watch.checks._log.reading import LogState
 
-FLUSH_S = 1.0
+AGAIN_S = 1.0
+"""Until events that could not be written are tried again."""
 FIND_S = 5.0
 """How long a rank waits for the number that rank 0 takes."""
 TRACES = "traces"
@@ -66,96 +78,139 @@ class Role:
 
 
 class Records:
-    """The thread that uses the run directory.
+    """Works in a process of its own, until the supervisor tells the end or is gone.
+
+    Messages of the supervisor are methods, `_on_*`.
 
     Attributes:
         attempt: number of the attempt; 0 while there is none.
         record: the attempt, if this process writes it.
-        started: set once the attempt is claimed, or cannot be.
-        refusal: exit code and reason if the command must not start; None if it may.
-        trouble: why the run directory cannot be used; empty if it can.
-        switches: accepted switches by kind, as last read. Replaced, never changed in place.
+        switches: accepted switches by kind, as last read.
         is_guarded: whether a guard in the command follows the switches by itself.
         step: the newest step that the output named; None while there is none.
     """
 
-    def __init__(
-        self, place: RankInfo, role: Role, newest: Newest, settings: GuardSettings, pid: Callable[[], int]
-    ) -> None:
-        """`pid` returns that of the command, 0 before its start."""
+    def __init__(self, place: RankInfo, role: Role, settings: GuardSettings, peer: socket.socket) -> None:
+        """`peer`: the connection to the supervisor."""
         self.attempt = place.attempt if role.is_attended else 0
         self.record: AttemptRecord | None = None
-        self.started = threading.Event()
-        self.refusal: tuple[int, str] | None = None
-        self.trouble = ""
-        self.switches: Mapping[str, FoundSwitch] = {}
+        self.switches: dict[str, FoundSwitch] = {}
         self.is_guarded = False
         self.step: int | None = None
-        self._place, self._role, self._newest, self._settings, self._pid = place, role, newest, settings, pid
+        self._place, self._role, self._settings, self._peer = place, role, settings, peer
+        self._pid = 0  # of the command
         self._began = time.time()
-        self._directory = SwitchDirectory(place, settings, Recorder(place, say if place.is_first else _say_nothing))
+        self._reported: tuple[Any, ...] = ()
+        self._refusal: tuple[int, str] | None = None
+        self._trouble = ""
+        self._directory = SwitchDirectory(place, settings, Recorder(place, self._say))
         self._events: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_EVENTS)
-        self._followed: set[tuple[int, int, int]] = set()
-        self._wake, self._finished = threading.Event(), threading.Event()
-        self._end: tuple[AttemptEnd, int, str, bool] | None = None
-        self._state: LogState | None = None
-        self._rest = self._unsearched = b""
+        self._followed: set[Identity] = set()
+        self._created: dict[str, Identity] = {}
+        self._end: tuple[int, bool, str, int, str, str] | None = None
+        self._log: LogState | None = None
+        self._rest = self._unsearched = self._last = b""
         self._seen_bytes = self._count = 0
         self._progress = Progress(self._began)
         self._beats: tuple[int, int] | None = None  # inode and mtime of the heartbeat that was written last
         self._writer: RunDirectoryWriter | None = None
 
-    def start(self) -> None:
-        """Start the thread. The attempt is claimed before anything else."""
-        threading.Thread(target=self._run, name="resil-records", daemon=True).start()
-
-    def add_event(self, name: str, **fields: Any) -> None:
-        """Queue an event for the journal."""
-        self._events.append((name, fields))
-        self._wake.set()
-
-    def remove(self, found: FoundSwitch) -> None:
-        """Remove a switch that was followed."""
-        self._followed.add(found.identity)
-
-    def finish(self, end: AttemptEnd, code: int, why: str, wait_s: float, *, launched: bool = True) -> None:
-        """Write the end of the attempt and everything that is queued, but wait for that no longer than `wait_s`."""
-        self._end = (end, code, why, launched)
-        self._wake.set()
-        self._finished.wait(wait_s)
-
-    def _run(self) -> None:
-        beat_s = self._settings.beat_s
-        beat_due = look_due = 0.0
+    def run(self) -> None:
+        """Claim the attempt, and keep the records."""
+        place, settings = self._place, self._settings
         try:
-            self._begin()
+            if place.run_dir:
+                self._begin()
         except Exception as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self.trouble = f"cannot use the run directory {self._place.run_dir}: {reason}"
-        self.started.set()
-        place = self._place
+            self._trouble = f"cannot use the run directory {place.run_dir}: {reason}"
+        self._report()
+        if self._refusal is not None:
+            _try(self._tend_breaker)
+            return
         self._writer = RunDirectoryWriter(place.run_dir, place.job_id, self.attempt, place.host, most_lines=MOST_EVENTS)
+        beat_due = look_due = 0.0
         while self._end is None:
+            if not self._receive(min(AGAIN_S, settings.beat_s, settings.poll_s)):
+                return
             now = time.monotonic()
-            _try(self._flush)
-            if now >= look_due:
-                look_due = now + look_interval_s(self._place, self._settings)
-                _try(self._look)
-            if now >= beat_due and self._pid():
-                beat_due = now + beat_s
-                _try(self._beat)
-            self._wake.wait(min(FLUSH_S, beat_s, self._settings.poll_s))
-            self._wake.clear()
-        for work in (self._flush, self._beat, self._finish):
-            _try(work)
-        self._finished.set()
+            if place.run_dir:
+                _try(self._flush)
+                if now >= look_due:
+                    look_due = now + look_interval_s(place, settings)
+                    _try(self._look)
+                if now >= beat_due and self._pid:
+                    beat_due = now + settings.beat_s
+                    _try(self._beat)
+                self._report()
+        for path, created in self._created.items():
+            remove_file(path, created)
+        if place.run_dir:
+            for work in (self._flush, self._beat, self._finish):
+                _try(work)
+
+    # ---- the supervisor ---------------------------------------------------------------------------------------
+
+    def _receive(self, timeout_s: float) -> bool:
+        """Wait for a message, and follow all that are there; return False if the supervisor is gone."""
+        poll = select.poll()
+        poll.register(self._peer, select.POLLIN)
+        while self._end is None and poll.poll(1000 * timeout_s):
+            raw = self._peer.recv(LONGEST_BYTES)
+            if not raw:
+                return False
+            what, *values = marshal.loads(raw)
+            with suppress(Exception):
+                getattr(self, f"_on_{what}")(*values)
+            timeout_s = 0.0
+        return True
+
+    def _report(self) -> None:
+        """Send what has changed, as the fields of `State`."""
+        seen = {kind: (one.identity, one.switch.who, one.switch.why) for kind, one in self.switches.items()}
+        state = True, self.attempt, self._refusal, self._trouble, seen, self.is_guarded
+        if state != self._reported:
+            self._reported = state
+            self._peer.send(marshal.dumps(("state", *state)))
+
+    def _say(self, text: str) -> None:
+        if self._place.is_first:
+            self._peer.send(marshal.dumps(("say", text)))
+
+    def _on_launched(self, pid: int) -> None:
+        self._pid = pid
+
+    def _on_event(self, name: str, fields: dict[str, Any]) -> None:
+        self._events.append((name, fields))
+
+    def _on_output(self, left_out: int, chunk: bytes) -> None:
+        self._seen_bytes += left_out + len(chunk)
+        self._unsearched = (self._unsearched + chunk)[-STEP_BYTES:]
+        if self.record is not None:
+            _append_output(self._place, self.record.label, left_out, chunk)
+        else:
+            self._last = (self._last + chunk)[-STEP_BYTES:]
+
+    def _on_followed(self, identity: Identity) -> None:
+        """Remove a switch that was followed."""
+        self._followed.add(identity)
+
+    def _on_create(self, path: str, why: str) -> None:
+        created = create_file(path, why)
+        if created is not None:
+            self._created[path] = created
+
+    def _on_end(self, *values: Any) -> None:
+        self._end = values
+
+    # ---- the start --------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         place, role = self._place, self._role
         self._look()
         if not role.is_attended:
-            self.refusal = self._find_refusal()
-        if self.refusal is not None:
+            self._refusal = self._find_refusal()
+        if self._refusal is not None:
             return
         traces = os.path.basename(traces_directory(place))
         subfolder(subfolder(place.run_dir, TRACES), traces)
@@ -170,40 +225,36 @@ class Records:
 
     def _find_refusal(self) -> tuple[int, str] | None:
         """Return why the command must not start, as the batch shell of a template would say."""
-        run_dir = self._place.run_dir
+        run_dir, run = self._place.run_dir, self._place.run
         if os.path.exists(os.path.join(run_dir, layout.FINISHED)):
-            return 0, f"the run {self._place.run} is finished; nothing was started"
+            return 0, f"the run {run} is finished; nothing was started"
         kill = self.switches.get(layout.KILL_SWITCH)
         if kill is not None:
-            return EX_TEMPFAIL, f"{describe_kill(kill)}; to continue the run: resil clear {self._place.run}"
+            said = SeenSwitch(kill.identity, kill.switch.who, kill.switch.why).as_kill
+            return EX_TEMPFAIL, f"{said}; to continue the run: resil clear {run}"
         if os.path.exists(os.path.join(run_dir, layout.ATTEMPTS, layout.BREAKER)):
-            from pathlib import Path
-
             from resilience.runs.breaker_file import read_breaker
-            from resilience.runs.run_directory import RunDirectory
+            from resilience.runs.run_files import read_attempts
 
-            breaker = read_breaker(RunDirectory(Path(run_dir)))
-            if breaker is not None and breaker.acting and not 0 < breaker.retry_at <= time.time():
-                close = f"resil breaker close {self._place.run}"
-                return EX_TEMPFAIL, f"the breaker is open: {breaker.why}; to continue the run: {close}"
+            breaker = read_breaker(_directory(run_dir))
+            if breaker is None or not breaker.acting:
+                return None
+            newer = [one for one in read_attempts(_directory(run_dir), newest=5) if one.number > breaker.attempt]
+            has_failed = any(one.end is AttemptEnd.EXITED and one.exit_code for one in newer)
+            if has_failed or not 0 < breaker.retry_at <= time.time():
+                return EX_TEMPFAIL, (
+                    f"the breaker is open: {breaker.why}; nothing was started; see why: resil why {run}; "
+                    f"to continue the run: resil breaker close {run}"
+                )
         return None
 
     # ---- at intervals -----------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        left_out, chunk = self._newest.take()
-        self._seen_bytes += left_out + len(chunk)
-        self._unsearched = (self._unsearched + chunk)[-STEP_BYTES:]
-        if self.record is None:
-            return
-        try:
-            while self._events:
-                name, fields = self._events[0]
-                self.record.journal(name, **fields)
-                self._events.popleft()
-        finally:
-            if chunk:
-                _append_output(self._place, self.record.label, left_out, chunk)
+        while self._events and self.record is not None:
+            name, fields = self._events[0]
+            self.record.journal(name, **fields)
+            self._events.popleft()
 
     def _look(self) -> None:
         kinds = (layout.KILL_SWITCH, layout.SAVE_SWITCH, layout.STOP_PREFIX + self._place.job_id)
@@ -219,7 +270,7 @@ class Records:
                 self._directory.remove(one)
 
     def _beat(self) -> None:
-        if not self._pid() or not (self._role.owns_attempt or self._role.writes_beats):
+        if not self._pid or not (self._role.owns_attempt or self._role.writes_beats):
             return
         now = time.time()
         self._search(now)
@@ -234,12 +285,12 @@ class Records:
         if self._is_of_a_guard(path):
             self.is_guarded = True  # the guard in the command knows more, and writes this file from now on
             return
-        state = self._state
-        polls = self._seen_bytes if state is None or not state.kind else 0
-        phase = "stopped" if is_stopped(self._pid()) else state.phase if state is not None and state.kind else ""
+        log = self._log
+        polls = self._seen_bytes if log is None or not log.kind else 0
+        phase = "stopped" if is_stopped(self._pid) else log.phase if log is not None and log.kind else ""
         self._progress.update((self.step or 0, polls, phase), now)
         end = RUNNING if self._end is None else LEFT
-        self._writer.write({self._place.rank: RankBeat(self._pid(), self._progress, end)})
+        self._writer.write({self._place.rank: RankBeat(self._pid, self._progress, end)})
         with suppress(OSError):
             info = os.stat(path)
             self._beats = info.st_ino, info.st_mtime_ns
@@ -263,14 +314,63 @@ class Records:
         cut = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
         lines, self._rest = self._rest + chunk[:cut], chunk[cut:][-4096:] if cut else (self._rest + chunk)[-4096:]
         if cut:
-            self._state = digest(self._state or LogState(), lines, written=now)
-            if self._state.step is not None:
-                self.step = max(0, int(self._state.step))
+            self._log = digest(self._log or LogState(), lines, written=now)
+            if self._log.step is not None:
+                self.step = max(0, int(self._log.step))
+
+    # ---- the end ----------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        if self.record is not None and self._end is not None:
-            end, code, why, launched = self._end
-            self.record.finish(end, code, why, launched=launched)
+        assert self._end is not None
+        place = self._place
+        code, launched, asked, asked_signal, received, more = self._end
+        is_finished = os.path.exists(os.path.join(place.run_dir, layout.FINISHED))
+        end, why = end_of(code, is_finished=is_finished, asked=asked, asked_signal=asked_signal, received=received)
+        why = "; ".join(part for part in (why, more) if part)
+        if self.record is None:
+            has_failed = end is AttemptEnd.EXITED and code != 0
+            if has_failed and self.attempt and not self._role.is_attended and not first_failure(place, self.attempt):
+                note_failure(place, self.attempt, code, why)
+                _append_output(place, f"{self._role.label}.rank{place.rank}", 0, self._last)
+            return
+        if end is AttemptEnd.TERMINATED and not asked and (first := first_failure(place, self.attempt)):
+            end, (code, why) = AttemptEnd.EXITED, first  # the launcher has ended this rank because of that one
+        self.record.finish(end, code, why, launched=launched)
+        if code or os.path.exists(os.path.join(place.run_dir, layout.ATTEMPTS, layout.BREAKER)):
+            self._tend_breaker()
+
+    def _tend_breaker(self) -> None:
+        """Count this attempt, open or close the breaker, and hold or release the queued jobs, as `resil watch job`
+        does at each tick: a crash loop is faster than that."""
+        from pathlib import Path
+
+        from resilience.attempts.acting import act
+        from resilience.attempts.breaker import decide, looked_at
+        from resilience.attempts.ledger import read_ledger
+        from resilience.runs.breaker_file import last_closed, write_counts
+        from resilience.runs.project import Project
+        from resilience.settings.load import load
+        from resilience.system.ports import System
+
+        system = System(cwd=Path("/"))
+        project = Project(system, load(system, named=Path(self._place.run_dir, layout.RUN_FILE)))
+        settings = project.loaded.settings
+        directory = _directory(self._place.run_dir, settings.run.group)
+        if self.record is not None:
+            rows = read_ledger(directory, newest=looked_at(settings.act))
+            counts = decide(rows, settings.act, time.time(), closed_after=last_closed(directory))
+            write_counts(directory, self.attempt, counts.burnt, counts.outside)
+        said = act(project, directory)
+        if said:
+            self._say(said)
+
+
+def _directory(run_dir: str, group: str = "") -> RunDirectory:
+    from pathlib import Path
+
+    from resilience.runs.run_directory import RunDirectory
+
+    return RunDirectory(Path(run_dir), group)
 
 
 def _append_output(place: RankInfo, label: str, left_out: int, chunk: bytes) -> None:
@@ -297,19 +397,9 @@ def _try(work: Callable[[], None]) -> None:
         work()
 
 
-def _say_nothing(text: str) -> None:
-    """Stand for `say` on other ranks than the first."""
-
-
 def look_interval_s(place: RankInfo, settings: GuardSettings) -> float:
     """Return how often a rank reads the switches: a launch of thousands must not keep the file server busy. Pure."""
     return settings.poll_s * max(1.0, place.world / MOST_AT_ONCE)
-
-
-def describe_kill(found: FoundSwitch) -> str:
-    """Return a sentence about an accepted kill switch."""
-    why = f": {found.switch.why}" if found.switch.why else ""
-    return f"the kill switch was set by {found.switch.who}{why}"
 
 
 def traces_directory(place: RankInfo) -> str:

@@ -6,22 +6,21 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from resilience import layout
 from resilience.base.processes import is_stopped, is_there
-from resilience.errors import EX_TEMPFAIL, GuardError, ResilError, StateDirectoryError, UsageError
+from resilience.errors import GuardError, ResilError, StateDirectoryError, UsageError
 from resilience.guard.end_time import NO_LIMIT, find_end_time
 from resilience.guard.rank_info import RankInfo, find_rank_info
 from resilience.guard.settings import GuardSettings, read_settings
 from resilience.quantities import parse_duration_s
-from resilience.runs.attempts import AttemptEnd
 from resilience.supervisor.asking import Request, parse_request
 from resilience.supervisor.command import ENDING, CannotStart, Command, replace_process, say
 from resilience.supervisor.memory import MemoryWatch, describe
-from resilience.supervisor.records import Records, Role, describe_kill, look_interval_s, traces_directory
+from resilience.supervisor.records import Records, Role, look_interval_s, traces_directory
+from resilience.supervisor.records_process import RecordsProcess
 from resilience.supervisor.tee import Newest, Tee, streams
 
 MARK = "RESIL_SUPERVISED"
@@ -34,8 +33,10 @@ CLAIM_S = 8.0
 """The command starts without an attempt if its number is not taken within this time."""
 END_TIME_S = 300.0
 """How often rank 0 asks the scheduler for the end of the job; the others know the one at the start."""
-LAST_S = 5.0
-"""How long the end of the attempt may take to be written."""
+KILL_WAIT_S = 30.0
+"""Between SIGTERM and SIGKILL: SLURM's default (slurm.conf, KillWait)."""
+END_S = 10.0
+"""How long the end of the attempt may take to be written, and the breaker to hold jobs; the exit code comes then."""
 _OF_A_JOB = (
     "RESIL_ATTEMPT", "RESIL_JOB_ID", "RESIL_END_TIME", "RESIL_STOP_AT", "RESIL_ERROR_FILE", "RESIL_RESTART_COUNT", MARK,
 )  # fmt: skip
@@ -130,23 +131,6 @@ def command_environment(environ: Mapping[str, str], place: RankInfo, attempt: in
     return defaults | {name: text for name, text in found.items() if text or name not in defaults}
 
 
-def end_of(code: int, *, is_finished: bool, asked: str, asked_signal: int, received: str) -> tuple[AttemptEnd, str]:
-    """Return how an attempt ended, and why. Pure.
-
-    `asked`: why the command was asked to stop, `asked_signal` by which signal; `received`: the first signal from
-    outside that ends programs.
-    """
-    if code == 0 and is_finished:
-        return AttemptEnd.FINISHED, ""
-    if asked and (code in (0, EX_TEMPFAIL) or (code == 128 + asked_signal and asked_signal != signal.SIGTERM)):
-        return AttemptEnd.STOPPED, asked
-    if received and (code or received == signal.SIGTERM.name):
-        return AttemptEnd.TERMINATED, received
-    if asked:
-        return AttemptEnd.TERMINATED, asked
-    return (AttemptEnd.STOPPED if code == EX_TEMPFAIL else AttemptEnd.EXITED), ""
-
-
 def _find_run(options: RunOptions, environ: Mapping[str, str]) -> tuple[str, str]:
     """Return name and directory of the run, created if missing; empty texts if nothing names one.
 
@@ -200,17 +184,13 @@ class Supervisor:
         self._argv, self._environ, self._place, self._command = argv, environ, place, command
         self._stop, self._save, self._lead_s = stop, save, lead_s
         self._settings = _settings(environ)
-        self._newest = Newest()
-        self._records: Records | None = None
-        if place.run_dir:
-            self._records = Records(place, _role(environ, place), self._newest, self._settings, lambda: command.pid)
         self._end_time = find_end_time(place, environ, END_TIME_S if place.is_first else 0.0)
         self._memory = MemoryWatch() if place.is_first_of_node else None
         self._memory_due = 0.0
         self._asked = ""
         self._asked_signal = 0
         self._killed_at = 0.0  # when the kill switch was seen, in monotonic seconds
-        self._is_termed = False
+        self._killed_by: signal.Signals | None = None  # sent because of that
         self._saved: dict[tuple[int, int, int], float] = {}
         self._received = ""
         self._seen_s = 3 * look_interval_s(place, self._settings)  # until every rank has seen a switch
@@ -218,33 +198,34 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the command to its end."""
-        records, command = self._records, self._command
-        tees = [Tee(descriptors, self._newest) for descriptors in streams()]
-        command.prepare(self._argv, {number: tee.write_end for tee in tees for number in tee.descriptors})
-        if records is not None:
-            records.start()
-            if not records.started.wait(CLAIM_S):
-                say(f"warning: the run directory {self._place.run_dir} does not respond: starting without a record")
-            elif records.trouble:
-                say(f"warning: nothing is recorded: {records.trouble}")
-            if records.refusal is not None:
-                code, why = records.refusal
-                say(why)
-                command.cancel()
-                return code
-        attempt = records.attempt if records is not None else 0
-        environ = command_environment(self._environ, self._place, attempt)
+        command, place = self._command, self._place
+        newest, role, own = Newest(), _role(self._environ, place), streams()
+        records = RecordsProcess(lambda peer: Records(place, role, self._settings, peer).run(), newest)
+        self._records = records
+        records.begin(CLAIM_S)
+        state = records.state
+        if not state.has_begun:
+            say(f"warning: the run directory {place.run_dir} does not respond: starting without a record")
+        elif state.trouble:
+            say(f"warning: nothing is recorded: {state.trouble}")
+        if state.refusal is not None:
+            code, why = state.refusal
+            say(why)
+            records.end(END_S)
+            return code
         early = command.ended_before_start()
         if early is not None:
-            command.cancel()
-            self._finish(AttemptEnd.TERMINATED, early, command.received[0].name, launched=False)
+            self._end(early, received=command.received[0].name, is_launched=False)
             return early
+        tees = [Tee(one, newest) for one in own]
+        files = {number: tee.write_end for tee in tees for number in tee.descriptors}
         try:
-            command.start(environ)
+            command.start(self._argv, command_environment(self._environ, place, state.attempt), files)
         except CannotStart as error:
             say(str(error))
-            self._finish(AttemptEnd.EXITED, error.code, str(error), launched=False)
+            self._end(error.code, more=str(error), is_launched=False)
             return error.code
+        records.send("launched", command.pid)
         self._add_event("launch")
         for tee in tees:
             tee.start()
@@ -253,7 +234,8 @@ class Supervisor:
             if command.code is None:
                 self._try_tick()
         self._drain(tees)
-        self._record_end(command.code)
+        more = self._memory.explain_kill() if command.code == 128 + signal.SIGKILL and self._memory is not None else ""
+        self._end(command.code, received=self._received, more=more)
         return command.code
 
     # ---- while it runs ----------------------------------------------------------------------------------------
@@ -276,8 +258,8 @@ class Supervisor:
 
     def _tick(self, now: float) -> None:
         """Look at switches, time limit and memory, and ask the command accordingly."""
-        if self._records is not None:
-            self._follow_switches(self._records, now)
+        self._records.exchange()
+        self._follow_switches(now)
         end = None
         if self._stop is not None:
             self._end_time.refresh(now)
@@ -291,33 +273,35 @@ class Supervisor:
                 self._add_event("memory", owner=high.owner, used=high.used_bytes, limit=high.limit_bytes)
                 say(f"warning: {describe(high)}")
 
-    def _follow_switches(self, records: Records, now: float) -> None:
-        switches = records.switches
+    def _follow_switches(self, now: float) -> None:
+        switches = self._records.state.switches
         kill, save = switches.get(layout.KILL_SWITCH), switches.get(layout.SAVE_SWITCH)
         stop = switches.get(layout.STOP_PREFIX + self._place.job_id)
         if stop is not None and not self._asked:
-            self._ask_to_stop(stop.switch.why or "the stop file of the job was written")
+            self._ask_to_stop(stop.why or "the stop file of the job was written")
         if kill is None:
             self._killed_at = 0.0
         elif not self._killed_at:
             self._killed_at = now
             if not self._asked:
-                self._ask_to_stop(describe_kill(kill))
-        if self._killed_at and not self._is_termed and not _is_attended(self._environ):
-            is_asked = self._stop is not None or records.is_guarded
-            if not is_asked or now - self._killed_at >= KILL_PATIENCE_S:
-                self._is_termed = True
-                self._asked = self._asked or (describe_kill(kill) if kill is not None else "the kill switch was set")
-                self._asked_signal = signal.SIGTERM
-                self._add_event("kill_term", why=self._asked)
-                self._send(signal.SIGTERM)
+                self._ask_to_stop(kill.as_kill)
+        if kill is not None and not _is_attended(self._environ):
+            is_asked = self._stop is not None or self._records.state.is_guarded
+            late_s = now - self._killed_at - (KILL_PATIENCE_S if is_asked else 0.0)
+            number = signal.SIGKILL if late_s >= KILL_WAIT_S else signal.SIGTERM
+            if late_s >= 0 and number != self._killed_by:
+                self._killed_by = number
+                self._asked, self._asked_signal = self._asked or kill.as_kill, signal.SIGTERM
+                self._add_event("kill_term" if number == signal.SIGTERM else "kill_kill", why=self._asked)
+                self._send(number)
         if save is not None and self._save is not None:
             if save.identity not in self._saved:
                 self._saved[save.identity] = now
-                self._add_event("save_requested", why=save.switch.why)
-                self._ask(self._save, save.switch.why or "the save switch was set")
+                why = save.why or "the save switch was set"
+                self._add_event("save_requested", why=why)
+                self._ask(self._save, why)
             elif self._place.is_first and (self._place.world == 1 or now > self._saved[save.identity] + self._seen_s):
-                records.remove(save)
+                self._records.send("followed", save.identity)
 
     def _ask_to_stop(self, why: str) -> None:
         if self._stop is None:
@@ -333,7 +317,7 @@ class Supervisor:
         if request.signal:
             self._send(request.signal)
         elif self._place.is_first:
-            request.create_file(why)
+            self._records.send("create", request.path, why)
 
     def _send(self, number: int) -> None:
         self._command.send(number)
@@ -341,8 +325,7 @@ class Supervisor:
             self._command.send(signal.SIGCONT)
 
     def _add_event(self, name: str, **fields: object) -> None:
-        if self._records is not None:
-            self._records.add_event(name, **fields)
+        self._records.send("event", name, fields)
 
     # ---- the end ----------------------------------------------------------------------------------------------
 
@@ -353,6 +336,7 @@ class Supervisor:
         for tee in tees:
             tee.join(0.05)
         while not all(tee.is_over(time.monotonic()) for tee in tees):
+            self._records.exchange()
             if self._command.wait_after_end(0.05):
                 break
         if any(tee.is_held for tee in tees):
@@ -361,24 +345,8 @@ class Supervisor:
             if tee.error:
                 say(f"warning: output was lost: {tee.error}")
 
-    def _record_end(self, code: int) -> None:
-        for request in (self._stop, self._save):
-            if request is not None:
-                request.remove_file()
-        is_finished = bool(self._place.run_dir) and _exists(os.path.join(self._place.run_dir, layout.FINISHED))
-        end, why = end_of(
-            code, is_finished=is_finished, asked=self._asked, asked_signal=self._asked_signal, received=self._received
-        )
-        if code > 128 and end is AttemptEnd.EXITED:
-            with suppress(ValueError):
-                why = f"killed by {signal.Signals(code - 128).name}"
-        if code == 128 + signal.SIGKILL and self._memory is not None:
-            why = "; ".join(part for part in (why, self._memory.explain_kill()) if part)
-        self._finish(end, code, why)
-
-    def _finish(self, end: AttemptEnd, code: int, why: str, *, launched: bool = True) -> None:
-        if self._records is not None:
-            self._records.finish(end, code, why, LAST_S, launched=launched)
+    def _end(self, code: int, *, received: str = "", more: str = "", is_launched: bool = True) -> None:
+        self._records.end(END_S, code, is_launched, self._asked, int(self._asked_signal), received, more)
 
 
 def _role(environ: Mapping[str, str], place: RankInfo) -> Role:
@@ -401,12 +369,3 @@ def _settings(environ: Mapping[str, str]) -> GuardSettings:
     except GuardError as error:
         say(f"warning: defaults apply: {error}")
         return GuardSettings()
-
-
-def _exists(path: str) -> bool:
-    from resilience.base.background import BackgroundCall
-
-    try:
-        return BackgroundCall(lambda: os.path.exists(path), "resil-look").result(LAST_S)
-    except (OSError, RuntimeError):
-        return False

@@ -16,8 +16,8 @@ import threading
 from collections import deque
 
 CHUNK_BYTES = 65536
-NEWEST_BYTES = 2**18
-"""The most output that is kept in memory until it is written to the run directory."""
+NEWEST_BYTES = 2**17
+"""The most output that is kept in memory until it is sent to be recorded."""
 QUIET_S = 0.5
 """After the end of the command, its output is over once the pipe was empty for this long, though another process may
 still hold the pipe."""

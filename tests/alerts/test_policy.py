@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from resilience.alerts.alert import Reason
 from resilience.alerts.incident import Incident
 from resilience.alerts.policy import (
+    acted,
     advance,
     assess,
     check_policy,
     decide,
+    due_act,
     due_steps,
     in_quiet_hours,
     is_flapping,
@@ -51,6 +53,43 @@ def told_since(seconds: float, verdict: Verdict = WARNING, now: float = NOW, **f
     time = now - seconds
     told = {"told": time, "first_told": time, "told_verdict": verdict, "count": 1}
     return open_since(seconds, verdict, now, **(told | fields))
+
+
+# ---- what is done about the run
+
+ACTS = replace(POLICY, act=("1d: cancel", "6h: hold"))
+
+
+@pytest.mark.parametrize(
+    ("since_s", "fields", "due"),
+    [
+        (5 * HOUR, {}, ""),
+        (6 * HOUR, {}, "hold"),
+        (7 * HOUR, {"acted": 1}, ""),
+        (25 * HOUR, {"acted": 1}, "cancel"),
+        (25 * HOUR, {}, "cancel"),
+        (25 * HOUR, {"acted": 2}, ""),
+        (7 * HOUR, {"run": ""}, ""),
+        (7 * HOUR, {"acknowledged_by": "ada"}, ""),
+        (7 * HOUR, {"first_told": None}, ""),
+        (7 * HOUR, {"verdict": WARNING}, ""),
+        (7 * HOUR, {"verdict": UNKNOWN}, ""),
+        (7 * HOUR, {"gone": NOW}, ""),
+        (7 * HOUR, {"resolved": NOW}, ""),
+        (7 * HOUR, {"seen": NOW - 60}, ""),  # this tick could not look
+    ],
+)
+def test_a_deed_is_due_once_for_a_run_whose_critical_incident_nobody_acknowledged(
+    since_s: float, fields: dict[str, Any], due: str
+) -> None:
+    incident = replace(told_since(since_s, CRITICAL, run="gpt", seen=NOW), **fields)
+    assert due_act(incident, NOW, ACTS) == due
+    done = acted(incident, "its jobs were cancelled", NOW, ACTS)
+    assert due_act(done, NOW, ACTS) == ""
+    if due:
+        assert decide(done, CRITICAL, NOW, ACTS) is Reason.REMINDER, "people are told"
+        told = replace(done, told=NOW)
+        assert decide(told, CRITICAL, NOW + 60, ACTS) is Reason.QUIET, "once"
 
 
 # ---- what has no incident yet

@@ -65,7 +65,13 @@ ValueError: no shard
         (Evidence(state=JobState.FAILED, exit_code=1, log=STEPS + OWN + ECHO), C.EXCEPTION, Confidence.LIKELY),
         (Evidence(exit_code=1, log=STEPS + ECHO), C.NETWORK, Confidence.GUESS),
         (Evidence(exit_code=137, log=STEPS), C.KILLED, Confidence.GUESS),
-        (Evidence(exit_code=137, has_oom_kill=True, log=STEPS), C.HOST_OOM, Confidence.CERTAIN),
+        (Evidence(exit_code=137, oom_kills=1, log=STEPS), C.HOST_OOM, Confidence.CERTAIN),
+        (Evidence(exit_code=1, oom_kills=1, log=STEPS + TORCHRUN), C.HOST_OOM, Confidence.CERTAIN),
+        (Evidence(exit_code=1, oom_kills=1, log=STEPS + ECHO), C.HOST_OOM, Confidence.CERTAIN),
+        (Evidence(exit_code=1, oom_kills=1, log=STEPS + OWN), C.HOST_OOM, Confidence.LIKELY),
+        (Evidence(exit_code=1, oom_kills=1, log=STEPS + SHORT), C.GPU_OOM, Confidence.LIKELY),
+        (Evidence(exit_code=137, memory_why="97 % of the job's cgroup", log=STEPS), C.HOST_OOM, Confidence.LIKELY),
+        (Evidence(exit_code=1, memory_why="97 % of the job's cgroup", log=STEPS), C.UNKNOWN, Confidence.GUESS),
         (
             Evidence(exit_code=1, log=STEPS + "RuntimeError: DataLoader worker (pid 4) is killed by signal: Killed.\n"),
             C.HOST_OOM,
@@ -91,6 +97,11 @@ ValueError: no shard
             Confidence.LIKELY,
         ),
         (Evidence(exit_code=1, log="step 3 loss: nan\n" + STEPS), C.UNKNOWN, Confidence.GUESS),
+        (
+            Evidence(exit_code=1, log=OWN.replace("KeyError: 'en'", "_pickle.UnpicklingError: could not find MARK")),
+            C.CHECKPOINT,
+            Confidence.LIKELY,
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, FailureClass | Confidence) else "",
 )  # fmt: skip
@@ -151,6 +162,23 @@ def test_steps_of_other_ranks_after_it_do_not_hide_the_first_failing_rank() -> N
 def test_torchelastics_error_file_comes_before_the_log() -> None:
     found = classify(Evidence(exit_code=1, elastic=RankError(OWN, rank=11, host="n9"), log=STEPS + ECHO))
     assert (found.failure, found.rank, found.host) == (C.EXCEPTION, 11, "n9")
+
+
+@pytest.mark.parametrize(
+    ("last", "failure"),
+    [
+        ("cp: cannot stat '/data/pile.tar': No such file or directory", C.MISSING_FILE),
+        ("all 8 ranks are stuck in the barrier of step 7", C.COLLECTIVE_TIMEOUT),
+        ("[ERROR] the vocabulary has 7 words", C.EXCEPTION),
+        ("saved the last state in 3.1 s", C.UNKNOWN),
+        ("NCCL INFO comm 0x55d8 rank 3 - Abort COMPLETE", C.UNKNOWN),
+        ("[ERROR] the metrics server is gone\n" + STEPS[-400:], C.UNKNOWN),
+    ],
+)
+def test_last_words_of_whatever_level_are_a_guess_only_where_the_launch_failed(last: str, failure: C) -> None:
+    found = classify(Evidence(exit_code=1, log=STEPS + last + "\n"))
+    assert (found.failure, found.confidence) == (failure, Confidence.GUESS), found.reason
+    assert classify(Evidence(log=STEPS + last + "\n")).failure in (C.UNKNOWN, C.EXCEPTION)
 
 
 @pytest.mark.parametrize(

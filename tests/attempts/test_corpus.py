@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from benchmarks.classify import scores
-from resilience.attempts.classify import Evidence, classify
+from resilience.attempts.classify import Evidence, classify, sign_of_bad_node
 from resilience.attempts.failure import Failure, FailureClass
 from tests.attempts.corpus import Entry, all_entries
 from tests.attempts.corpus.benign import benign_lines
@@ -51,7 +51,7 @@ def test_the_development_half_is_classified() -> None:
 
 
 def test_the_test_half_is_classified() -> None:
-    assert macro_f1(is_test=True) >= 0.93
+    assert macro_f1(is_test=True) >= 0.95
 
 
 def test_a_right_class_quotes_the_line_that_decides() -> None:
@@ -76,6 +76,10 @@ def test_no_healthy_line_is_called_a_failure() -> None:
             called[line] += 1
     assert not called
     assert len(lines) >= 20_000
+
+
+def test_no_healthy_line_stops_a_training() -> None:
+    assert sign_of_bad_node("\n".join(benign_lines())) is None
 
 
 def test_a_tail_of_a_megabyte_takes_milliseconds() -> None:

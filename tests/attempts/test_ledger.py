@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from resilience.attempts.breaker import State, decide
+from resilience.attempts.breaker import State, decide, with_decisions
 from resilience.attempts.error_files import parse_error
 from resilience.attempts.failure import Confidence, FailureClass, RankError
-from resilience.attempts.ledger import LedgerRow, fold_steps, read_ledger
+from resilience.attempts.ledger import LedgerRow, Totals, fold_steps, read_ledger, totals_of
 from resilience.attempts.timeline import render
 from resilience.runs.attempts import AttemptEnd
 from resilience.runs.run_directory import RunDirectory
@@ -35,9 +35,13 @@ def attempt(
     code: int = 1,
     log: str = "",
     events: list[dict[str, Any]] = [],  # noqa: B006
+    restart: int = 0,
 ) -> None:
-    path, job = run.path / "attempts" / f"{number:04d}", 40 + number
-    path.write_text(f'job_id = {job}\nlabel = "{job}"\nrestart = 0\nhost = "n1"\npid = 7\nstart = {1000 * number}\n')
+    path, job = run.path / "attempts" / f"{number:04d}", 40 + number - restart
+    start_file = (
+        f'job_id = {job}\nlabel = "{job}"\nrestart = {restart}\nhost = "n1"\npid = 7\nstart = {1000 * number}\n'
+    )
+    path.write_text(start_file)
     if end:
         path.with_suffix(".end").write_text(f'end = "{end}"\nexit_code = {code}\ntime = {1000 * number + 60}\n')
     start = {"event": "attempt_start", "attempt": number, "nodes": "n[1-2]"}
@@ -59,11 +63,61 @@ def test_a_row_tells_steps_nodes_time_and_cause(run: RunDirectory) -> None:
     assert second.failure is None and second.end is None, "it runs"
 
 
+def test_attempts_of_a_requeued_job_share_its_journal_and_nothing_else(run: RunDirectory) -> None:
+    attempt(run, 1, end="lost", events=[{"event": "save", "step": 40}])
+    attempt(run, 2, end="exited")
+    second = run.path / "attempts" / "0002"
+    second.write_text(second.read_text().replace("job_id = 42", "job_id = 41"))
+    journal = run.path / "journal" / "41.batch.jsonl"
+    lines = [
+        {"event": "launch", "time": 1009, "attempt": 1},
+        {"event": "attempt_start", "attempt": 2, "nodes": "n9"},
+    ]
+    journal.write_text(journal.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
+    found = [(row.nodes, row.launch_time, row.last_step, row.durable_step) for row in read_ledger(run)]
+    assert found == [("n[1-2]", 1009, 40, 40), ("n9", None, None, None)], "of the second one nothing was launched"
+
+
 def test_an_attempt_without_an_end_is_lost_once_another_has_begun(run: RunDirectory) -> None:
     attempt(run, 1)
     assert [row.end for row in read_ledger(run)] == [None]
     attempt(run, 2)
     assert [row.end for row in read_ledger(run)] == [AttemptEnd.LOST, None]
+
+
+SHARED_LOG = """\
+resil: START attempt 1 of gpt: job 41 on n1 at 2026-11-23T02:54:34+0000, restart 0
+{first}
+resil: waiting for attempt 0001 to end: an earlier start of this job
+resil: START attempt 2 of gpt: job 41 on n2 at 2026-11-23T02:55:49+0000, restart 1
+OSError: [Errno 98] Address already in use
+resil: END attempt 2 of gpt: job 41 on n2 at 2026-11-23T02:55:51+0000: exited, exit code 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        ("step 7", FailureClass.NODE_FAILURE),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", FailureClass.GPU_FAULT),
+        ("*** JOB 41 ON n1 CANCELLED AT 2026-11-23T02:55:00 DUE TO PREEMPTION ***", FailureClass.PREEMPTED),
+    ],
+)
+def test_the_starts_of_a_requeued_job_share_a_log_but_no_cause(
+    run: RunDirectory, first: str, expected: FailureClass
+) -> None:
+    attempt(run, 1, end="lost")
+    attempt(run, 2, end="exited", restart=1, log=SHARED_LOG.format(first=first))
+    attempt(run, 3)
+    found = [row.failure.failure for row in read_ledger(run) if row.failure is not None]
+    assert found == [expected, FailureClass.PORT_IN_USE]
+
+
+def test_a_lost_attempt_that_slurm_did_not_start_again_is_unknown(run: RunDirectory) -> None:
+    attempt(run, 1, end="lost")
+    attempt(run, 2)
+    (first, _) = read_ledger(run)
+    assert first.failure is not None and first.failure.failure is FailureClass.UNKNOWN
 
 
 def test_a_cause_is_kept_when_its_log_is_deleted(run: RunDirectory) -> None:
@@ -79,6 +133,30 @@ def test_a_damaged_cause_is_found_again(run: RunDirectory, kept: str) -> None:
     (run.path / "attempts" / "0001.why").write_text(kept)
     (row,) = read_ledger(run)
     assert row.failure is not None and row.failure.failure is FailureClass.MISSING_MODULE
+
+
+def test_a_requeued_job_has_one_log_for_all_its_attempts_and_each_its_own_part(run: RunDirectory) -> None:
+    killed = "slurmstepd: error: *** JOB 41 ON n1 CANCELLED AT 2026-11-20T03:14:15 DUE TO JOB REQUEUE ***\n"
+    ends = ("OSError: [Errno 28] No space left on device\n", "ModuleNotFoundError: No module named 'apex'\n")
+    parts = [
+        f"resil: START attempt {number} of gpt: job 41\n{end}resil: END attempt {number} of gpt: exited\n{killed}"
+        for number, end in enumerate(ends, 1)
+    ]
+    for number in (1, 2):
+        attempt(run, number, end="exited")
+        (run.path / "attempts" / f"{number:04d}").write_text(f'job_id = 41\nlabel = "41"\nstart = {1000 * number}\n')
+    (run.path / "logs" / "gpt-42.out").unlink()
+    (run.path / "logs" / "gpt-41.out").write_text("".join(parts))
+    found = [row.failure.failure for row in read_ledger(run) if row.failure is not None]
+    assert found == [FailureClass.DISK_FULL, FailureClass.MISSING_MODULE]
+
+
+def test_the_time_between_attempts_is_summed_up() -> None:
+    times = ((1000.0, 1060.0, 300.0), (2000.0, 2600.0, 940.0), (3000.0, None, 400.0))
+    rows = [LedgerRow(attempt=n, job="7", start_time=a, end_time=b, queue_s=q) for n, (a, b, q) in enumerate(times, 1)]
+    assert totals_of(rows, now=3050.0) == Totals(trained_s=710.0, waited_s=1640.0, total_s=2350.0)
+    assert totals_of(rows[:2], now=9999.0) == Totals(trained_s=660.0, waited_s=1240.0, total_s=1900.0)
+    assert totals_of((), now=1.0) == Totals()
 
 
 def test_a_lost_attempt_that_ends_after_all_is_classified_anew(run: RunDirectory) -> None:
@@ -131,6 +209,22 @@ def test_the_breaker_opens_when_the_loss_is_nan_at_the_same_step_twice(run: RunD
     assert state is State.OPEN and "twice at the same step" in reason
 
 
+def test_a_kill_after_the_guard_found_the_memory_nearly_used_up_is_a_lack_of_memory(run: RunDirectory) -> None:
+    request = {"event": "request", "trigger": "host_memory", "why": "97 % of job_41 is used"}
+    attempt(run, 1, end="exited", code=137, events=[request])
+    attempt(run, 2, end="exited", code=137)
+    attempt(run, 3, end="exited", code=137)
+    with (run.path / "attempts/0003.end").open("a") as file:  # by resil run
+        file.write('why = "killed by SIGKILL; memory was at 99 % of job_43 (62.1 GiB)"\n')
+    found = [row.failure for row in read_ledger(run)]
+    assert [one.failure for one in found if one is not None] == [
+        FailureClass.HOST_OOM,
+        FailureClass.KILLED,
+        FailureClass.HOST_OOM,
+    ]
+    assert found[0] is not None and "97 % of job_41 is used" in found[0].reason
+
+
 def test_a_preemption_after_the_failure_is_no_second_failure(run: RunDirectory) -> None:
     attempt(run, 1, end="exited", events=[{"event": "save", "step": 200}])
     attempt(run, 2, end="exited", events=ruined(150, 151))
@@ -176,7 +270,8 @@ def test_a_line_of_progress_tells_steps_that_no_event_has(run: RunDirectory) -> 
 def test_the_signal_is_told_apart_from_the_exit_code(run: RunDirectory) -> None:
     attempt(run, 1, end="exited", code=139)
     attempt(run, 2, end="exited", code=255)
-    assert [(row.exit_code, row.signal) for row in read_ledger(run)] == [(139, 11), (255, None)]
+    attempt(run, 3, end="exited", code=128)
+    assert [(row.exit_code, row.signal) for row in read_ledger(run)] == [(139, 11), (255, None), (128, None)]
 
 
 def test_the_error_file_of_the_first_failing_rank_comes_before_the_log(run: RunDirectory) -> None:
@@ -205,8 +300,12 @@ def test_the_timeline_shows_each_attempt_and_what_ended_it(run: RunDirectory) ->
     attempt(run, 1, end="exited", log="OSError: [Errno 28] No space left on device: '<&>'\n")
     attempt(run, 2, end="finished", code=0)
     attempt(run, 3)
-    drawn = ElementTree.fromstring(render("gpt", read_ledger(run), now=3050.0))
+    rows = with_decisions(read_ledger(run), ActSettings(), 3050.0)
+    drawn = ElementTree.fromstring(render("gpt", rows, now=3050.0))
     texts = [one.text or "" for one in drawn.iter() if one.tag.endswith("}text")]
     assert texts[0] == "gpt: 3 attempts in 34 min 10 s, 2 min of them running, 31 min 20 s between jobs"
-    assert any("disk full" in text for text in texts) and any("running" in text for text in texts)
+    assert "disk full → would hold" in texts and texts[-1] == "running"
+    assert [text for text in texts if text.endswith(" min") or text == "0"] == ["0", "10 min", "20 min", "30 min"]
+    bars = [one.get("class") for one in drawn.iter() if one.tag.endswith("}rect") and one.get("height") == "16"]
+    assert bars == ["failed", "good", "running"]
     assert ElementTree.fromstring(render("gpt", (), now=1.0)) is not None

@@ -6,19 +6,22 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from resilience.attempts import never_dry
 from resilience.attempts.never_dry import keep_queued
 from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, SubmissionUncertain
-from resilience.job import JobState
+from resilience.job import JobId, JobState
 from resilience.runs.breaker_file import breaker_path
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Deed, Intervention, own_script_of, read_intents, record_intervention
 from resilience.runs.submit import perform, prepare
 from resilience.runs.submit_plan import SubmitRequest
+from resilience.settings.sections import SchedulerSettings
+from resilience.submission import Submission
 from tests.lab.fakes import DOWN, ME, FakeClock, FakeScheduler, make_project
 
 SETTINGS = """
@@ -97,6 +100,28 @@ def test_never_when_the_run_needs_no_job(tmp_path: Path, why: str) -> None:
     assert run.tick() == "" and run.submits == 0
 
 
+def test_it_is_queued_where_the_run_is_whatever_the_project_now_uses(run: Run) -> None:
+    other = FakeScheduler(name="other")
+    settings = replace(run.project.loaded.settings, scheduler=SchedulerSettings(name="other"))
+    loaded = run.project.loaded._replace(settings=settings)
+    run.project = Project(run.project.system, loaded, {"fake": run.queue, "other": other})
+    assert run.tick().startswith("queued 2 jobs") and run.submits == 1 and not other.submissions
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_nothing_behind_a_job_that_requeues_itself_which_an_own_script_does_not(tmp_path: Path, is_own: bool) -> None:
+    run = Run(tmp_path, SETTINGS.replace("keep_queued = 2", "keep_queued = 2\nrequeue = true"))
+    if is_own:
+        own = tmp_path / "own.sbatch"
+        own.write_text("#!/bin/bash\npython train.py\n")
+        perform(run.project, prepare(run.project, SubmitRequest(run="gpt", script=own, after=JobId(101))))
+        run.becomes(JobState.FAILED)
+        run.becomes(JobState.RUNNING, 1)
+    before = run.submits
+    assert run.tick() == ("queued 2 jobs behind 102 of run gpt" if is_own else "")
+    assert run.submits == before + is_own
+
+
 def test_without_leave_it_says_what_it_would_do(tmp_path: Path) -> None:
     run = Run(tmp_path, SETTINGS.replace("enabled = true", ""))
     assert run.tick() == "it would queue 2 jobs behind 101 of run gpt if [act] were enabled" and run.submits == 0
@@ -132,6 +157,33 @@ def test_a_tick_that_looked_before_another_had_queued_yields_to_it(run: Run, mon
     with pytest.raises(SchedulerUnavailable, match="was first"):
         run.tick()
     assert run.submits == 1 and run.tick() == ""
+    run.queue.records[1] = replace(run.queue.records[1], state=JobState.RUNNING)
+    assert run.tick().startswith("queued 2 jobs"), "to have yielded is no limit of the site, and no reason to wait"
+
+
+def test_a_tick_that_looked_while_another_one_was_queueing_yields_to_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one has journalled and waits for sbatch; the other sees neither job nor result; then the one ends."""
+    sends, looked = Event(), Event()
+
+    def slow_sbatch(_: Submission) -> None:
+        sends.set()
+        assert looked.wait(30)
+
+    def late(project: Project, request: SubmitRequest) -> object:
+        looked.set()
+        assert first.result(30).startswith("queued 2 jobs")
+        return prepare(project, request)
+
+    run.queue.at_submit = slow_sbatch
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(run.tick)
+        assert sends.wait(30)
+        monkeypatch.setattr(never_dry, "prepare", late)
+        with pytest.raises(SchedulerUnavailable, match="was first"):
+            run.tick()
+    assert run.submits == 1
 
 
 def test_a_limit_of_the_site_is_said_and_not_tried_every_minute(run: Run) -> None:

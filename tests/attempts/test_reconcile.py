@@ -118,6 +118,7 @@ def test_without_accounting_the_queue_remembers(project: Project, scheduler: Fak
     [
         pytest.param(record(start=50_000.0), id="the id was used again"),
         pytest.param(record(start=10.0), id="an earlier run of a requeued job"),
+        pytest.param(record(start=1011.0), id="its next run"),
         pytest.param(record(JobState.RUNNING), id="not ended yet"),
         pytest.param(record(raw_id=40), id="another job"),
     ],

@@ -38,7 +38,8 @@ def test_a_log_that_resil_never_saw_says_why_it_ended(shell: Shell, tmp_path: Pa
     found = json.loads(shell.resil("why", str(log), "--json").out)["why"]
     assert (found["failure"]["failure"], found["failure"]["quotes"][0]["line"]) == ("gpu_oom", 2)
     log.write_text("step 1 loss 2\nstep 2 loss 2\n")
-    assert shell.resil("why", str(log)).out.splitlines()[-1].endswith("step 2 loss 2"), "where it ends"
+    *_, last, note = shell.resil("why", str(log)).out.splitlines()
+    assert last.endswith("step 2 loss 2") and note.endswith("the program may still run"), "where it ends"
 
 
 @pytest.mark.parametrize("what", ["gone.log", "logs/gone", "/tmp"])
@@ -52,9 +53,11 @@ def test_the_ledger_is_a_table_json_and_a_timeline(shell: Shell, tmp_path: Path)
     assert said.code == 0 and "gpu oom" in said.out and "101_1" in said.out
     assert (tmp_path / "gpt.svg").read_text().startswith("<svg ")
     assert "  causes: gpu oom 1\n" in said.out
+    assert "\n  trained 1 min, waited 0 s, in total 1 min\n" in said.out
     found = json.loads(shell.resil("attempts", "--json").out)
     (row,) = found["attempts"]
     assert (row["failure"]["failure"], row["end"], row["exit_code"]) == ("gpu_oom", "exited", 1)
+    assert found["totals"] == {"trained_s": 60.0, "waited_s": 0.0, "total_s": 60.0}
     assert row["decided"] == "go on" and found["causes"] == [{"failure": "gpu_oom", "attempts": 1, "hosts": {}}]
 
 

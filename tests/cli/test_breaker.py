@@ -65,6 +65,26 @@ def test_watch_job_reports_one_fault_for_a_crash_loop_and_its_effects(shell: She
     assert faults == ["breaker-open"], "not that no job is queued as well"
 
 
+def test_a_host_that_the_queued_jobs_avoid_is_shown_and_allowed_again_when_it_is_closed(shell: Shell) -> None:
+    record = '{"hosts":[{"host":"n7","why":"2 attempts ended by gpu fault there","jobs":["101"]}]}'
+    opened(shell)
+    path = shell.run_dir / "attempts" / "0001"
+    path.write_text('job_id = 1\nlabel = "1"\nrestart = 0\nhost = "n7"\npid = 7\nstart = 1\n')
+    (shell.run_dir / "attempts" / "excluded.json").write_text(record)
+    shell.fake.records[0] = replace(shell.fake.records[0], excluded="n[7-8]")
+    sentence = "n7 seems to be bad, and is excluded from job 101: 2 attempts ended by gpu fault there"
+    assert sentence in shell.resil("attempts").out
+    reports = shell.resil("watch", "job", "gpt", "--json").json["reports"]
+    assert sentence in [line for report in reports for one in report["findings"] for line in one["evidence"]]
+    breaker = shell.run_dir / "attempts" / "breaker"
+    breaker.unlink()
+    told = shell.resil("watch", "job", "gpt", "--explain")
+    assert told.code == 0 and sentence in told.out, "also while all is well"
+    breaker.write_text(OPEN)
+    assert "job 101 may use n7 again" in shell.resil("breaker", "close").out
+    assert shell.fake.records[0].excluded == "n8"
+
+
 def test_without_an_answer_of_the_scheduler_it_is_closed_and_says_so(shell: Shell) -> None:
     shell.resil("breaker", "open")
     shell.fake.trouble = DOWN

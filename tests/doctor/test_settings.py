@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.doctor.settings import check_settings, find_errors, submit_warnings
+from resilience.doctor.settings import act_warnings, check_settings, find_errors, submit_warnings
 from resilience.errors import ProbeError, ResilError
 from resilience.runs.project import Project
 from resilience.settings.load import load
@@ -154,3 +154,31 @@ def test_a_settings_file_on_a_disk_that_hangs_is_reported(tmp_path: Path, monkey
     monkeypatch.setattr("resilience.runs.open_project.START_S", 1.0)
     with hung_disk(tmp_path / "dead") as dead, pytest.raises(ProbeError, match="no answer within 1 s"):
         find_errors(make_system(tmp_path), dead / "resil.toml")
+
+
+def test_what_act_of_alerts_will_not_do_is_a_warning(tmp_path: Path) -> None:
+    def said(text: str) -> list[str]:
+        (tmp_path / "resil.toml").write_text(text)
+        system = make_system(tmp_path)
+        return [found.message for found in act_warnings(Project(system, load(system)))]
+
+    acting = '[alert]\nchannels = ["console"]\nact = ["6h: hold"]\n'
+    assert said('[alert]\nchannels = ["console"]\n') == []
+    assert said(acting) == [
+        "[alert] act ignores the incidents of fs, inodes: they are about no run",
+        "[alert] act only names what would be done",
+    ]
+    assert said(acting + '[act]\nenabled = true\n[watch]\nchecks = ["job"]\n') == []
+
+
+@pytest.mark.parametrize(
+    ("alert", "error"),
+    [
+        ('channels = ["console"]\nact = ["6h: kill"]', "'6h: kill' in [alert] act is neither hold nor cancel"),
+        ('act = ["6h: hold"]', "[alert] has act but no channels"),
+    ],
+)
+def test_a_deed_that_cannot_be_done_is_found(tmp_path: Path, alert: str, error: str) -> None:
+    (tmp_path / "resil.toml").write_text(f"[alert]\n{alert}\n")
+    (found,) = find_errors(make_system(tmp_path))[1]
+    assert found.message == error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,32 @@ def test_the_advice_about_a_held_job_releases_it_on_the_embedded_scheduler(shell
     words = shlex.split(said.partition("release it: ")[2].splitlines()[0])
     subprocess.run(words, env=shell.environment, check=True, timeout=30)
     shell.until((shell.directory / "began").exists)
+
+
+LOOP = """\
+#!/bin/bash
+#SBATCH --array=1-5%1
+#SBATCH -o out-%a.txt
+{python} -m resilience run -- sh -c 'echo step 5 loss 2; [ -e mended ] || {{ echo "KeyError: boom"; exit 1; }}'
+"""
+
+
+def test_a_crash_loop_of_an_own_script_with_resil_run_ends_after_three_tasks(shell: Shell) -> None:
+    """No batch shell of ours is there, and no tick is that fast."""
+    shell.settings('[run]\nname = "mine"\n[act]\nenabled = true\n')
+    (shell.directory / "my.sh").write_text(LOOP.format(python=sys.executable))
+    said = shell.resil("submit", "my.sh").stdout
+    assert "resil kill mine (asks the command as `resil run --stop` says, else by SIGTERM)" in said
+    shell.until((shell.state_dir / "mine" / "attempts" / "breaker.held").exists)
+    assert len(list(shell.directory.glob("out-*.txt"))) == 3
+    found = json.loads(shell.resil("attempts", "--json").stdout)
+    assert [(one["exit_code"], one["decided"]) for one in found["attempts"]] == [
+        (1, "go on"),
+        (1, "go on"),
+        (1, "hold"),
+    ]
+    assert "KeyError: boom" in shell.resil("why").stdout
+
+    (shell.directory / "mended").touch()
+    assert "released: 1" in shell.resil("breaker", "close").stdout
+    shell.until(lambda: len(list(shell.directory.glob("out-*.txt"))) == 5)

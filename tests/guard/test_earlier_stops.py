@@ -19,6 +19,7 @@ from resilience.guard.earlier_stops import (
     MOST_STOPS,
     EarlierStop,
     EarlierStops,
+    add_unreadable,
     newest_open,
     read_stops,
     suspects,
@@ -211,3 +212,15 @@ def test_without_a_run_directory_nothing_is_known_and_nothing_fails() -> None:
 def test_a_number_of_decimal_is_a_loss(run: Path) -> None:
     attempt(run, 0, 20, nan_at=15, loss=Decimal("NaN"))
     assert [one["step"] for one in stops(run)] == [15]
+
+
+def test_an_unreadable_checkpoint_is_told_until_a_training_has_loaded_it_or_got_past_it(run: Path) -> None:
+    attempt(run, 0, 100)
+    assert add_unreadable(str(run), 1, 100, "checkpoint: truncated") and not add_unreadable(str(run), 1, 100, "again")
+    second = attempt(run, 50, 90)
+    assert second.after is not None and second.skip == frozenset(), "no step is to blame"
+    assert (second.after.step, second.after.saved_step, second.after.times) == (100, 100, 1)
+    assert add_unreadable(str(run), 2, 100, "checkpoint: truncated") and stops(run)[0]["times"] == 2
+    third = attempt(run, 50, 120)
+    assert third.after is not None and third.after.why == "checkpoint: truncated"
+    assert attempt(run, 120, 121).after is None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.lab.slurm import host
 
 needs_fuse = pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="a hung file system needs /dev/fuse and root"
@@ -28,6 +32,17 @@ def small_disk(directory: Path, size: str = "64k", mode: str = "700") -> Iterato
         yield directory
     finally:
         subprocess.run(["umount", "-l", directory], check=True)
+
+
+@contextmanager
+def disk_of(user: str) -> Iterator[Path]:
+    """A small file system that every node sees, as it is there before them, and that belongs to a user."""
+    host.ensure_users()
+    owner = pwd.getpwnam(user)
+    with tempfile.TemporaryDirectory() as above:
+        Path(above).chmod(0o755)
+        with small_disk(Path(above, "disk"), "4m", f"700,uid={owner.pw_uid},gid={owner.pw_gid}") as disk:
+            yield disk
 
 
 def fill(directory: Path) -> Path:

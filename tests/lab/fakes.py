@@ -64,6 +64,7 @@ class FakeScheduler:
         uncertain: numbers of the submits that queue the job and do not hear the answer.
         accounting: the jobs that only accounting has.
         calls: the names of the methods called, in order.
+        cluster: its nodes.
         cpu: the CPU seconds of jobs; of others they are not measured.
         ignores_cancel: whether jobs stay where they are.
     """
@@ -83,6 +84,7 @@ class FakeScheduler:
     accounting: list[Job] = field(default_factory=list)
     answers: ClusterConfig = field(default_factory=lambda: ClusterConfig("slurm", version="24.11"))
     cpu: dict[JobId, float] = field(default_factory=dict)
+    cluster: tuple[Node, ...] = ()
     at_submit: Callable[[Submission], None] = lambda _: None
     next_id: int = 100
 
@@ -223,13 +225,16 @@ class FakeScheduler:
 
     def update(self, job_id: JobId, change: JobUpdate) -> None:
         self._called("update")
+        for number, job in enumerate(self.records):
+            if change.exclude is not None and job.state.is_waiting and job_id in (job.id, job.id.whole):
+                self.records[number] = replace(job, excluded=change.exclude)
 
     def signal(self, job_id: JobId, signal_name: str, *, batch: bool = False, full: bool = False) -> None:
         self._called("signal")
 
     def nodes(self) -> tuple[Node, ...]:
         self._called("nodes")
-        return ()
+        return self.cluster
 
     def config(self) -> ClusterConfig:
         self._called("config")

@@ -45,12 +45,12 @@ def serve(connection: int) -> None:
 
 
 @contextmanager
-def hung_directory(directory: Path) -> Iterator[Path]:
+def hung_directory(directory: Path, *, over: bool = False) -> Iterator[Path]:
     """A directory below which every look waits for ever, in a process of its own; released at the end.
 
-    Skip the test where such a file system cannot be mounted.
+    With `over`, it hides an existing one. Skip the test where such a file system cannot be mounted.
     """
-    directory.mkdir()
+    directory.mkdir(exist_ok=over)
     try:
         connection = mount_hung(directory)
     except OSError as error:

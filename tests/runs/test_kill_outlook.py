@@ -91,6 +91,11 @@ TOLD: list[tuple[str, dict[str, Any], Scope, list[str]]] = [
     ("an own script without a guard", {"headline": "running", "script": "mine.sh"}, Scope.JOB,
      ["this run was queued with its own script, mine.sh: a training that hangs is not ended by force",
       "no guard was ever seen in this run: it stops only if its training checks the switch itself", GO_ON]),
+    ("an own script with resil run", {"headline": "running", "script": "mine.sh", "is_supervised": True, "queued": 3},
+     Scope.JOB,
+     ["`resil run` in its own script, mine.sh, asks the command to stop as its --stop says, else by SIGTERM; SIGKILL "
+      "follows if the command does not end",
+      "queued jobs (3) end within seconds of their start", GO_ON]),
     ("a colleague", {"headline": "queued", "owner": "ada"}, Scope.JOB,
      ["no job of the run is running",
       "to continue the run: resil clear gpt; its owner ada can end it at once, without a save: resil cancel gpt"]),

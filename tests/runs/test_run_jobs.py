@@ -60,6 +60,13 @@ def test_the_newest_job_is_the_one_submitted_last_whatever_its_number() -> None:
     assert newest([]) is None
 
 
+def test_a_requeued_job_whose_submit_time_slurm_has_reset_is_not_the_newest() -> None:
+    intents = [intent("aa", 7), intent("bb", 3), intent("cc")]
+    requeued, last, unknown = a_job(7, submit_time=9.0), a_job(3, submit_time=5.0), a_job(8, submit_time=6.0)
+    assert newest([requeued, last], intents) == last
+    assert newest([requeued, last, unknown], intents) == unknown, "its answer is not in the journal yet"
+
+
 def test_a_living_run_is_refused_with_three_ways_out() -> None:
     refuse_if_live("gpt", [], ME)
     with pytest.raises(RunAlive, match=r"run gpt is already live: job 7$") as caught:

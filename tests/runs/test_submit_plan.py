@@ -34,7 +34,7 @@ from resilience.runs.submit_plan import (
 )
 from resilience.runs.templates.lint import LintFacts
 from resilience.runs.templates.script import template_library
-from resilience.settings.sections import RunSettings, Settings, SubmitSettings
+from resilience.settings.sections import ActSettings, RunSettings, Settings, SubmitSettings
 from resilience.submission import split_signal
 from tests.lab.fakes import DOWN, FakeScheduler, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
@@ -101,6 +101,19 @@ def test_a_rendered_script_says_everything_by_itself() -> None:
 def test_whether_slurm_may_requeue_is_the_sites_business_unless_set(requeue: bool | None, flags: set[str]) -> None:
     names = {name for name, _ in plan(submit=SubmitSettings(requeue=requeue)).directives}
     assert names & {"requeue", "no-requeue"} == flags
+
+
+def test_a_job_that_requeues_itself_may_be_requeued(tmp_path: Path) -> None:
+    act = ActSettings(requeue=True, keep_queued=2)
+    assert ("requeue", None) in plan(act=act).directives
+    for forbidden in ({"submit": SubmitSettings(requeue=False)}, {"sbatch": {"no_requeue": True}}):
+        with pytest.raises(UsageError, match="requeue = true in \\[act\\] needs jobs that may be requeued"):
+            plan(act=act, **forbidden)
+    settings = '[run]\ncommand = "true"\n[act]\nkeep_queued = 2\nrequeue = {}\n'
+    script = rendered(make_project(tmp_path, settings=settings.format("true")))
+    assert "\nresil_keep_queued='' " in script and "\nresil_requeue='yes' " in script.replace("=yes ", "='yes' ")
+    script = rendered(make_project(tmp_path, settings=settings.format("false")))
+    assert f"-m resilience.cli.keep_queued {tmp_path}" in script and "\nresil_requeue='' " in script
 
 
 def test_the_signal_that_slurm_sends_is_the_one_that_the_script_waits_for() -> None:

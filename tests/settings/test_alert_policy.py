@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from resilience.errors import SettingsError
-from resilience.settings.alert_policy import EscalationStep, QuietHours, parse_escalation, parse_quiet_hours
+from resilience.settings.alert_policy import (
+    EscalationStep,
+    QuietHours,
+    parse_acts,
+    parse_escalation,
+    parse_quiet_hours,
+)
 
 
 def test_steps_are_sorted_by_delay() -> None:
@@ -39,6 +45,15 @@ def test_an_invalid_step_is_rejected_with_an_example(text: str, said: str) -> No
     assert said in refused.value.message
     assert repr(text) in refused.value.message
     assert refused.value.hint
+
+
+def test_deeds_are_sorted_by_delay_and_others_are_rejected() -> None:
+    assert parse_acts(("1d: cancel", "6h:hold")) == ((21600.0, "hold"), (86400.0, "cancel"))
+    for text, said in (("6h: kill", "neither hold nor cancel"), ("6h: hold, cancel", "neither"), ("hold", "no deed"),
+                       ("0s: hold", "no delay")):  # fmt: skip
+        with pytest.raises(SettingsError, match=said) as refused:
+            parse_acts((text,))
+        assert repr(text) in refused.value.message and "6h: hold" in refused.value.hint
 
 
 @pytest.mark.parametrize(

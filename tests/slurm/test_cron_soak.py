@@ -6,24 +6,20 @@ RESIL_SOAK_HANDOVERS (20) and RESIL_SOAK_SLOTS (1000) say how long; RESIL_SOAK_K
 from __future__ import annotations
 
 import os
-import pwd
 import random
 import shutil
 import statistics
 import subprocess
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
 from resilience.cron.records import Outcome, RunRecord
-from tests.lab.disks import fill, small_disk
-from tests.lab.slurm import host
+from tests.lab.disks import disk_of, fill
 from tests.lab.slurm.cluster import Cluster
 from tests.lab.slurm.cron_site import Site
 from tests.lab.slurm.processes import until
@@ -91,17 +87,6 @@ def test_no_slot_is_lost_at_the_hand_overs_of_a_full_cluster() -> None:
         print(f"\n{len(done)} hand-overs, {len(slots)} slots, {lost} lost, {len(missed)} missed; late: {late}")
         site.each_slot_ran_once()
         assert (lost, missed) == (0, [])
-
-
-@contextmanager
-def disk_of(user: str) -> Iterator[Path]:
-    """A small file system that every node sees, as it is there before them, and that belongs to a user."""
-    host.ensure_users()
-    owner = pwd.getpwnam(user)
-    with tempfile.TemporaryDirectory() as above:
-        Path(above).chmod(0o755)
-        with small_disk(Path(above, "disk"), "4m", f"700,uid={owner.pw_uid},gid={owner.pw_gid}") as disk:
-            yield disk
 
 
 def test_a_thousand_slots_under_random_faults() -> None:

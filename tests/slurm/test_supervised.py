@@ -1,17 +1,22 @@
-"""`resil run` under srun on a real cluster: one attempt for all tasks, and each task is asked and ended by its own."""
+"""`resil run` under srun on two nodes of a real cluster: one attempt for all tasks, and each is asked by its own."""
 
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
+import pytest
+
 from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.cluster_run import ClusterRun
 from tests.lab.slurm.processes import until
 from tests.slurm.test_commands import Desk
 
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --time=10
+#SBATCH --nodes=2
 #SBATCH --ntasks=2
 #SBATCH -o logs/%j.txt
 export RESIL_GUARD__POLL_S=0.5 RESIL_GUARD__BEAT_S=0.5
@@ -46,3 +51,41 @@ def test_the_tasks_of_a_step_are_one_attempt_and_each_is_asked(cluster: Cluster,
     cluster.run(["scancel", second], user=alice, check=True)
     until(lambda: len(attempts()) == 2 and attempts()[1]["end"] == "terminated", "the end to be recorded")
     assert (attempts()[1]["exit_code"], attempts()[1]["why"]) == (143, "SIGTERM")
+
+
+LOOP = """\
+#!/bin/bash
+#SBATCH --time=10
+#SBATCH --array=1-10%1
+#SBATCH --nodes=2
+#SBATCH --ntasks=2
+#SBATCH -o logs/%A_%a.txt
+srun --kill-on-bad-exit=1 resil run -- bash -c '
+  if [ -e mended ]; then exit 0; fi
+  if [ $SLURM_PROCID = 1 ]; then python3 -S -c "raise KeyError(\\"boom\\")"; exit 1; fi
+  sleep 100'
+"""
+
+
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="a story of minutes: RESIL_SOAK=1")
+def test_a_crash_loop_of_rank_1_in_an_own_script_burns_three_of_ten_tasks(cluster: Cluster) -> None:
+    loop = ClusterRun(cluster, "own-loop")
+    loop.write("resil.toml", '[run]\nname = "own-loop"\n[act]\nenabled = true\n')
+    loop.write("my.sh", LOOP)
+    loop.write("logs/here", "")
+    loop.submit("my.sh")
+
+    def queued() -> set[str]:
+        rows = cluster.squeue("%T %r", "-j", loop.job)
+        return {row for row in rows if row.split()[0] in ("PENDING", "RUNNING", "COMPLETING")}
+
+    until(lambda: queued() == {"PENDING JobHeldUser"}, "the rest of the array to be held")
+    ends = [loop.end(number) for number in range(1, 5)]
+    assert [one.get("burnt") for one in ends] == [1, 2, 3, None]
+    assert "rank 1 on " in ends[2]["why"] and ends[2]["end"] == "exited"
+    assert "KeyError: 'boom'" in loop.ask("why")
+    assert "own-loop  open" in loop.ask("breaker")
+    loop.write("mended", "")
+    assert f"released: {loop.job}" in loop.ask("breaker", "close")
+    until(lambda: not queued(), "the rest of the array to end")
+    assert {loop.end(number)["exit_code"] for number in range(4, 11)} == {0}

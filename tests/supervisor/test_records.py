@@ -14,13 +14,13 @@ import pytest
 
 from resilience.attempts.ledger import read_ledger
 from resilience.guard.rank_info import RankInfo
-from resilience.supervisor.asking import parse_request
-from resilience.supervisor.attempt import claim_attempt, find_attempt
+from resilience.supervisor.asking import create_file, parse_request, remove_file
+from resilience.supervisor.attempt import claim_attempt, end_of, find_attempt
 from resilience.supervisor.memory import MemoryWatch
-from resilience.supervisor.supervisor import command_environment, end_of, own_environment
-from tests.guard.memory.memory_cgroups import Machine
+from resilience.supervisor.supervisor import command_environment, own_environment
+from tests.guard.memory.memory_cgroups import Machine, a_real_cgroup
 from tests.lab.disks import fill, needs_fuse, small_disk
-from tests.lab.hung import hung_directory, release
+from tests.lab.hung import hung_directory
 from tests.lab.waiting import until
 from tests.supervisor.stage import Stage, child_of, handler, read_line
 
@@ -105,7 +105,27 @@ def test_of_the_ranks_of_a_step_one_writes_what_is_per_run(stage: Stage) -> None
     assert stage.finish("sh", "-c", "echo $RESIL_ATTEMPT; exit 2")[:2] == (2, b"1\n")
     assert first.communicate(b"\n", timeout=20)[0] == b"1\n"
     assert len(stage.attempts()) == 1 and stage.attempts()[0].exit_code == 0
-    assert [path.name for path in (stage.run.path / "logs").iterdir()] == ["gpt-7.out"]
+    logs = sorted(path.name for path in (stage.run.path / "logs").iterdir())
+    assert logs == ["gpt-7.out", "gpt-7.rank1.out"], "the other one only because it has failed"
+
+
+def test_the_rank_that_failed_first_is_the_cause_and_not_the_end_of_the_others(stage: Stage) -> None:
+    """srun and torchrun end the other ranks then, by SIGTERM; a crash loop of rank 1 counts as one."""
+    stage.environ = STEP_OF_TWO | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    with stage.start("sleep", "100") as first:
+        stage.launched(first)
+        stage.environ = STEP_OF_TWO | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
+        assert stage.finish("sh", "-c", "echo 'KeyError: boom'; exit 2")[0] == 2
+        first.terminate()
+        assert first.wait(20) == 143
+    (attempt,) = stage.attempts()
+    assert (str(attempt.end), attempt.exit_code) == (
+        "exited",
+        2,
+    ) and attempt.why == f"rank 1 on {os.uname().nodename} failed: exit code 2"
+    assert stage.file("attempts/0001.end")["burnt"] == 1
+    (row,) = read_ledger(stage.run)
+    assert row.failure is not None and "KeyError: boom" in [quote.text for quote in row.failure.quotes]
 
 
 def test_numbers_are_taken_once(tmp_path: Path) -> None:
@@ -143,6 +163,17 @@ def test_a_kill_switch_asks_by_the_signal_that_the_command_understands(stage: St
     assert str(stage.attempts()[0].end) == "stopped"
     assert stage.finish("echo", "started")[:2] == (75, b"")
     assert len(stage.attempts()) == 1
+
+
+def test_a_reader_that_does_not_read_keeps_no_request_from_the_command(stage: Stage) -> None:
+    flood = "trap 'echo asked; exit 7' USR1; head -c 300000 /dev/zero >&2 & echo ready; while :; do sleep 0.05; done"
+    with stage.start("sh", "-c", flood, options=("--stop=USR1",)) as process:
+        assert read_line(process) == b"ready"
+        time.sleep(0.2)  # until stderr is full; if it is not yet, this shows nothing
+        stage.switch("kill")
+        assert read_line(process) == b"asked"
+        assert len(process.communicate(timeout=20)[1]) >= 300_000
+        assert process.returncode == 7
 
 
 def test_a_stopped_command_is_continued_to_hear_the_request(stage: Stage) -> None:
@@ -235,16 +266,48 @@ def test_a_run_directory_that_is_gone_costs_records_only(stage: Stage) -> None:
     assert not (stage.path / "gone").exists()
 
 
+SHORT = """
+import sys
+from resilience.supervisor import supervisor
+supervisor.CLAIM_S = supervisor.END_S = supervisor.KILL_WAIT_S = 0.5
+sys.exit(supervisor.run_command(supervisor.RunOptions(tuple(sys.argv[1:]))))
+"""
+
+
 @needs_fuse
-@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="takes a quarter of a minute: RESIL_SOAK=1")
-def test_a_hung_run_directory_does_not_keep_the_command_from_running(stage: Stage, tmp_path: Path) -> None:
+def test_a_hung_run_directory_keeps_neither_the_command_nor_its_exit_code(stage: Stage, tmp_path: Path) -> None:
+    """No signal ends a process that waits in FUSE: nothing of the supervisor itself may wait there."""
     with hung_directory(tmp_path / "hung") as hung:
         stage.environ = {"RESIL_RUN_DIR": str(hung)}
-        began = time.monotonic()
-        with stage.start("sh", "-c", "echo trained; exit 4") as process:
-            assert read_line(process) == b"trained" and time.monotonic() - began < 40
-            release(hung)  # a thread that waits in FUSE, unlike one in NFS, keeps its process from ending
-            assert process.wait(30) == 4
+        words = [sys.executable, "-c", SHORT, "sh", "-c", "seq 100000; exit 4"]
+        done = subprocess.run(words, env=stage.full_environment, capture_output=True, timeout=20)
+    assert done.returncode == 4 and done.stdout.endswith(b"\n100000\n")
+    assert b"does not respond: starting without a record" in done.stderr
+
+
+@needs_fuse
+def test_a_run_directory_that_hangs_later_does_not_keep_the_exit_code(stage: Stage) -> None:
+    words = [sys.executable, "-c", SHORT, "sh", "-c", "echo ready; read x; echo trained; exit 4"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=stage.full_environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert read_line(process) == b"ready"
+        with (
+            hung_directory(stage.run.path / "attempts", over=True),
+            hung_directory(stage.run.path / "beats", over=True),
+        ):
+            assert process.communicate(b"\n", timeout=20)[0] == b"trained\n"
+            assert process.returncode == 4
+    until(lambda: stage.file("attempts/0001.end").get("exit_code") == 4, "the process left behind to write the end")
+
+
+def test_what_ignores_sigterm_is_killed_after_a_kill_switch(stage: Stage) -> None:
+    words = [sys.executable, "-c", SHORT, "sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"]
+    with subprocess.Popen(words, env=stage.full_environment, stdout=subprocess.PIPE) as process:
+        assert read_line(process) == b"ready"
+        stage.switch("kill", 'why = "wrong data"\n')
+        assert process.wait(20) == 137
+    assert stage.events()[-3:] == ["kill_term", "kill_kill", "attempt_end"]
+    assert stage.attempts()[0].why.endswith(": wrong data") and str(stage.attempts()[0].end) == "terminated"
 
 
 # ---- without a job of resil
@@ -310,7 +373,7 @@ def test_what_another_job_or_a_dead_supervisor_has_left_is_dropped() -> None:
         (0, "300 s left", "SIGTERM", ("stopped", "300 s left")),
         (1, "300 s left", "", ("terminated", "300 s left")),
         (143, "", "SIGTERM", ("terminated", "SIGTERM")),
-        (137, "", "", ("exited", "")),
+        (137, "", "", ("exited", "killed by SIGKILL")),
         (0, "", "SIGHUP", ("exited", "")),
     ],
 )
@@ -328,12 +391,21 @@ def test_requests_are_signals_or_paths(tmp_path: Path, monkeypatch: pytest.Monke
         assert found is not None and (found.signal, found.describe()) == (signal.SIGUSR1, "SIGUSR1")
     request = parse_request("--stop", "./STOP")
     assert request is not None and request.path == f"{tmp_path}/STOP"
-    request.create_file("why not")
-    until(lambda: request.created is not None)
+    created = create_file(request.path, "why not")
+    assert created is not None and create_file(request.path, "again") is None
     (tmp_path / "STOP").unlink()
     (tmp_path / "STOP").write_text("another's")
-    request.remove_file()
+    remove_file(request.path, created)
     assert (tmp_path / "STOP").read_text() == "another's"
+
+
+def test_the_oom_killer_is_named(stage: Stage) -> None:
+    with a_real_cgroup(120 * 2**20) as cgroup:
+        take = [sys.executable, "-S", "-c", "b'x' * 2**28"]
+        words = ["sh", "-c", f'echo $$ >{cgroup.task}/cgroup.procs; exec "$@"', "-", sys.executable, "-m", "resilience"]
+        done = subprocess.run([*words, "run", "--", *take], env=stage.full_environment, cwd=stage.path, timeout=60)
+    assert done.returncode == 137
+    assert stage.attempts()[0].why.startswith("killed by SIGKILL; the kernel's OOM killer has killed a process of")
 
 
 @pytest.mark.parametrize("version", [1, 2])

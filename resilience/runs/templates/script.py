@@ -185,7 +185,8 @@ class ScriptSpec:
         group: Unix group that may control the run; empty keeps the files private.
         user: login name of the submitter, for templates that show it.
         finish_on_success: whether exit code 0 of the training finishes the run.
-        act: when the batch shell opens the breaker, and whether it may act then.
+        act: when the batch shell opens the breaker, whether it may act then, and whether the job requeues itself.
+        keep_queued: command line that queues what is missing behind the job, or empty.
         cron: directory of the cron scheduler that the batch shell restarts when dead; empty: none.
         cron_look_s: interval at which the batch shell checks that scheduler.
         array: whether the script is queued as an array; decides the default name of the output file.
@@ -209,6 +210,7 @@ class ScriptSpec:
     user: str = ""
     finish_on_success: bool = True
     act: ActSettings = field(default_factory=ActSettings)
+    keep_queued: str = ""
     cron: str = ""
     cron_look_s: float = 180
     array: bool = False
@@ -247,6 +249,8 @@ def template_context(spec: ScriptSpec, template: str) -> dict[str, Any]:
         "act": spec.act.enabled,
         "breaker_failures": spec.act.failures,
         "breaker_neutral": spec.act.neutral,
+        "keep_queued": _check_bash(spec.keep_queued, "the command that keeps jobs queued"),
+        "requeue": spec.act.requeue,
         "cron": _check_path(spec.cron) if spec.cron else "",
         "cron_look_s": math.ceil(spec.cron_look_s),
         "directives": _directives_function(spec),

@@ -126,6 +126,7 @@ def _job(match: re.Match[str]) -> Job:
             qos=known(words.get("QOS", "")),
             nodes=known(words.get("NodeList", "")),
             node_count=parse_count(words["NumNodes"]),
+            excluded=known(words.get("ExcNodeList", "")),
             submit_time=parse_time(words["SubmitTime"]),
             start_time=parse_time(words["StartTime"]),
             end_time=None if pending_end else parse_time(words["EndTime"]),
@@ -373,6 +374,7 @@ def parse_job(record: dict[str, Any]) -> Job:
         qos=str(record.get("qos") or ""),
         nodes=str(record.get("nodes") or ""),
         node_count=_json_count(record.get("node_count")),
+        excluded=str(record.get("excluded_nodes") or ""),
         submit_time=_json_time(record.get("submit_time")),
         start_time=_json_time(record.get("start_time")),
         # of a job without a time limit, SLURM reports a year ahead

@@ -13,8 +13,8 @@ DataLoader worker, `@during` a chained exception, `@nccl` and `@watchdog` innoce
 what SIGTERM makes torchrun print, `@steps` further steps.
 
 An entry belongs to the development or to the test half by the hash of its fingerprint: its class and the words of its
-deciding line. So the same wording never is in both halves. `second.txt`, written after the first score, is development
-only. Rules are mended with the development half only.
+deciding line. So the same wording never is in both halves. `second.txt` and `third.txt`, written after the first and
+the second score, are development only. Rules are mended with the development half only.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from tests.attempts.corpus.surroundings import surround
 
 HERE = Path(__file__).parent
 MARK = "» "
+LATER = ("second/", "third/", "fourth/")
+"""Written after a score of the test half: development only."""
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:? ?|\s*\d+: |[\w.-]+: (?=error:)|\[[^]]*\] ?|\S*(?:Error|Exception|Exit): )+")
 
 
@@ -60,7 +62,7 @@ class Entry:
     @property
     def is_test(self) -> bool:
         """Return whether it belongs to the test half."""
-        return not self.name.startswith("second/") and is_test(self.fingerprint)
+        return not self.name.startswith(LATER) and is_test(self.fingerprint)
 
 
 def is_test(fingerprint: str) -> bool:
@@ -96,7 +98,7 @@ def _read(path: Path) -> Iterator[Entry]:
             end=AttemptEnd(options["end"]) if "end" in options else None,
             state=JobState(state) if state else None,
             exit_code=int(code) if code.isdecimal() else None,
-            has_oom_kill="oom_kill" in options,
+            oom_kills=int("oom_kill" in options),
         )
         yield Entry(name, failure, source, evidence, marked, _fingerprint(failure, marked, name))
 

@@ -8,7 +8,9 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,9 +19,12 @@ import pytest
 
 from resilience.attempts.acting import act
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import read_attempts
+from resilience.runs.templates.script import ScriptSpec, render
+from resilience.schedulers._local.records import Task, to_json
 from resilience.settings.sections import ActSettings
 from tests.lab.fakes import make_project
-from tests.runs.templates.batch import Batch, Script
+from tests.runs.templates.batch import SHIPPED, Batch, Script
 
 ACTS = ActSettings(enabled=True)
 CAN_HOLD = '#!/bin/sh\necho "$@" >>scontrol.asked\n'
@@ -32,11 +37,13 @@ class Loop:
     def __init__(self, batch: Batch) -> None:
         self.batch, self.job, self.may_hold, self.act = batch, 100, True, ACTS
 
-    def one(self, command: str = "exit 1", job: int = 0, waiting: int = 900, **wishes: Any) -> Script:
-        """Run the next job, while another one waits in the queue."""
+    def one(
+        self, command: str = "exit 1", job: int = 0, waiting: int = 900, given: Mapping[str, str] = {}, **wishes: Any
+    ) -> Script:
+        """Run the next job, while another one waits in the queue. `given`: more variables of its environment."""
         self.job = job or self.job + 1
         self.batch.state(waiting, "PENDING")
-        environment = self.batch.program("scontrol", CAN_HOLD if self.may_hold else MAY_NOT)
+        environment = {**self.batch.program("scontrol", CAN_HOLD if self.may_hold else MAY_NOT), **given}
         script = self.batch.run(command, self.job, environment=environment, act=self.act, **wishes)
         self.batch.state(self.job, "COMPLETED")
         return script
@@ -61,13 +68,16 @@ class Loop:
         file = f"{self.batch.run_dir}/journal/$SLURM_JOB_ID.0.jsonl"
         return f"printf '{line}\\n' $RESIL_ATTEMPT >>{file}; exit 1"
 
+    def functions(self) -> str:
+        """Return the functions of a rendered script, without what it does."""
+        wish = ScriptSpec(run="demo", run_dir=str(self.batch.run_dir), command="exit 75", act=self.act)
+        return render(SHIPPED, "python", wish).partition("\nresil_begin\n")[0] + "\n"
+
     def in_shell(self, commands: str) -> list[str]:
         """Run commands with the functions of a rendered script; return the lines of their output."""
-        self.batch.run("exit 75", 9999, act=self.act)
-        rendered, _, _ = self.batch.started[-1].log.with_suffix("").read_text().partition("\nresil_begin\n")
         environment = {**os.environ, "SLURM_JOB_ID": "1", "RESIL_SCHEDULER": "local"}
         script = self.batch.root / "in_shell"
-        script.write_text(f"{rendered}\n{commands}")
+        script.write_text(self.functions() + commands)
         done = subprocess.run(
             ["bash", str(script)], cwd=self.batch.root, env=environment, capture_output=True, text=True, check=True
         )
@@ -127,6 +137,15 @@ def test_of_an_array_of_the_embedded_scheduler_it_holds_the_array(loop: Loop) ->
     assert loop.asked == ["hold 90"]
 
 
+def test_a_job_of_the_embedded_scheduler_that_its_owner_holds_is_left_alone(loop: Loop) -> None:
+    loop.failed(2)
+    task = Task(raw=902, held=True)
+    (loop.batch.state(902, "PENDING") / "task.json").write_text(to_json(task))
+    (loop.batch.state(900, "PENDING") / "task.json").write_text(to_json(replace(task, held=False)))
+    loop.one()
+    assert loop.asked == ["hold 900"] and loop.file(".held").read_text() == "900\n"
+
+
 def test_without_leave_it_says_what_it_would_do(loop: Loop) -> None:
     loop.act = ActSettings()
     first, second = loop.opens().text, loop.one().text
@@ -142,6 +161,18 @@ def test_a_new_durable_step_starts_the_count_again_and_an_old_one_does_not(loop:
     assert loop.batch.end(3)["burnt"] == 0 and loop.batch.end(5)["durable"] == 10
     loop.one(loop.saves(9))
     assert loop.is_open, "saved again, and not further: three without progress"
+
+
+@pytest.mark.parametrize(("known", "burnt"), [("", 0), ("durable = 50", 3)])
+def test_five_minutes_without_a_guard_are_progress_unless_a_guard_has_saved_before(
+    loop: Loop, known: str, burnt: int
+) -> None:
+    loop.failed(2)
+    end = loop.batch.run_dir / "attempts" / "0002.end"
+    end.write_text(f"{end.read_text()}{known}\n")
+    counted = "resil_launched_at=$((SECONDS - 400)) RESIL_ATTEMPT=3; resil_count exited 1; echo $resil_burnt"
+    assert loop.in_shell(f"resil_launched=true\n{counted}") == [str(burnt)]
+    assert loop.in_shell(f"resil_launched=false\n{counted}") == ["3"], "setup is no training"
 
 
 def test_ends_from_outside_count_on_their_own(loop: Loop) -> None:
@@ -167,12 +198,36 @@ def test_lost_nodes_and_stops_on_purpose_are_no_failures(loop: Loop) -> None:
     assert (loop.batch.end(7)["burnt"], loop.batch.end(7)["outside"]) == (0, 6)
 
 
+def test_closed_by_a_person_lost_attempts_count_no_more_either(loop: Loop) -> None:
+    for number in range(1, 7):
+        loop.batch.attempt(number, job=10 + number)
+    loop.file(".closed").write_text("attempt = 5\n")
+    loop.one("exit 75")
+    assert loop.batch.end(7)["outside"] == 1
+
+
 def test_it_survives_a_requeue_and_other_job_ids(loop: Loop) -> None:
     loop.failed(1)
     loop.one()
     loop.one(job=loop.job)  # a requeue keeps the id
     assert loop.is_open
     assert loop.one("touch launched", job=9000).wait() == 75
+
+
+def test_it_survives_restarts_of_the_same_job_without_a_pause(loop: Loop) -> None:
+    """As with `sbatch --requeue=expedite` of SLURM 25.11: the same id, a restart count, and at once."""
+    restarts = [{}, *({"SLURM_RESTART_COUNT": str(number)} for number in (1, 2, 3))]
+    scripts = [loop.one("exit 3", job=500, given=given) for given in restarts]
+    assert [script.wait() for script in scripts] == [3, 3, 3, 75] and loop.burnt == [1, 2, 3]
+    assert [attempt.restart for attempt in read_attempts(RunDirectory(loop.batch.run_dir))] == [0, 1, 2]
+    assert loop.asked[-1] == "hold 900", "never itself: SLURM makes a hold of its own job that only root may release"
+
+
+def test_alternating_exit_codes_hosts_and_job_ids_are_one_loop(loop: Loop) -> None:
+    loop.failed(1)
+    loop.one("kill -9 $$", job=700, given={"SLURMD_NODENAME": "n1"})
+    loop.one("echo NaN; exit 2", job=600, given={"SLURMD_NODENAME": "n2", "SLURM_RESTART_COUNT": "7"})
+    assert loop.is_open and loop.one("touch launched", job=800, given={"SLURMD_NODENAME": "n3"}).wait() == 75
 
 
 def test_success_is_no_failure_although_it_does_not_finish_the_run(loop: Loop) -> None:
@@ -218,12 +273,45 @@ def test_half_open_lets_one_through_whose_failure_closes_the_way_again(loop: Loo
     assert loop.one("touch launched").wait() == 75
 
 
+def test_half_open_is_over_once_the_one_that_tried_has_failed_although_its_shell_could_not_say(loop: Loop) -> None:
+    loop.opens()
+    loop.file().write_text(loop.file().read_text().replace("retry_at = 0", "retry_at = 5"))
+    path = loop.batch.attempt(4, job=104)
+    path.with_name("0004.end").write_text('end = "exited"\nburnt = 4\noutside = 0\n')
+    assert loop.one("touch launched").wait() == 75 and not loop.batch.launched
+
+
 def test_progress_of_the_one_that_may_try_releases_the_others(loop: Loop) -> None:
     loop.opens()
     loop.file().write_text(loop.file().read_text().replace("retry_at = 0", "retry_at = 5"))
     script = loop.one(loop.saves(4))
     assert not loop.is_open and not loop.file(".held").exists()
     assert loop.asked[-1] == "release 900" and "this attempt made progress" in script.text
+
+
+def test_a_task_that_a_watchdog_has_held_is_released_and_nothing_else_of_that_file(loop: Loop) -> None:
+    loop.opens()
+    loop.file().write_text(loop.file().read_text().replace("retry_at = 0", "retry_at = 5"))
+    loop.file(".held").write_text("900\n50_4\n--help\n$(id)\n")
+    loop.one(loop.saves(4))
+    assert loop.asked[-1] == "release 50_4 900"
+
+
+def test_what_was_open_and_acting_stays_so_when_a_job_without_leave_fails(loop: Loop) -> None:
+    loop.opens()
+    loop.file().write_text(loop.file().read_text().replace("retry_at = 0", "retry_at = 5"))
+    loop.act = ActSettings()
+    loop.one("exit 3")
+    assert "burnt = 4" in loop.file().read_text() and "acting = true" in loop.file().read_text()
+
+
+@pytest.mark.parametrize("by", ["user ada", "alert 3f9a1c04"])
+def test_only_a_person_closes_what_a_person_or_an_alert_has_opened(loop: Loop, by: str) -> None:
+    text = f'opened = 5\nattempt = 0\nburnt = 0\nacting = true\nby = "{by}"\nretry_at = 0\nwhy = "new data"\n'
+    for command in (loop.saves(4), "exit 1"):  # it trained already when the breaker was opened
+        loop.one(f"printf '{text.encode('unicode_escape').decode()}' >{loop.file()}; {command}")
+        assert loop.file().read_text() == text and "release 900" not in loop.asked
+        loop.file().unlink()
 
 
 def test_ten_jobs_that_see_an_open_breaker_at_once_open_it_once(loop: Loop) -> None:

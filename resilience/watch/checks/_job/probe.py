@@ -261,13 +261,15 @@ class _QueueProbe:
             failures=recent(failures, now, self.settings.churn_s),
             restarts=restarts,
             is_chain=_is_chain(subject, jobs, past),
-            is_last=facts is not None and facts.done is not None and facts.done.deed is Deed.CANCELLED_PENDING,
+            is_last=facts is not None and (facts.requeues or _is_last(facts)),
             breaker=facts.breaker if facts is not None else None,
+            attempts=facts.hosts if facts is not None else (),
             own=self.watched.own_name(subject) if facts is None else "",  # tokens tell a run's jobs apart
             looked=self._explanation(subject, answer, len(jobs), gone or unsure),
         )
         if facts is not None and self.settings.churn_count and len(facts.starts) >= self.settings.churn_count:
-            reading = replace(reading, starts=count_as_churn(facts), attempts=describe_attempts(facts.directory))
+            newest = describe_attempts(facts.directory)
+            reading = replace(reading, starts=count_as_churn(facts), attempts=(*facts.hosts, *newest))
         return reading
 
     def _over(self, facts: RunFacts, rows: Sequence[Job]) -> tuple[str, float | None]:
@@ -281,11 +283,16 @@ class _QueueProbe:
         lines = [self._query_text(answer), f"{plural(rows, 'row')} of {subject.shown}, matched {how}"]
         if subject.facts is not None:
             lines.append(f"run directory {subject.facts.directory.path}: finished, kill switch, attempts")
+            lines += subject.facts.hosts
         if second:
             lines.append(f"second source: {second}")
         if self.watched.own.ids:
             lines.append(f"excluded: this watchdog's own job {', '.join(map(str, sorted(self.watched.own.ids)))}")
         return tuple(lines)
+
+
+def _is_last(facts: RunFacts) -> bool:
+    return facts.done is not None and facts.done.deed is Deed.CANCELLED_PENDING
 
 
 def _conditions(

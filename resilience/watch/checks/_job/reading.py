@@ -100,10 +100,10 @@ class JobReading:
         failures: when jobs recently failed or were requeued.
         restarts: how often each job was requeued, by raw id.
         is_chain: whether the subject ever had more than one job.
-        is_last: whether a person cancelled the jobs behind the running one.
+        is_last: whether a person cancelled the jobs behind the running one, or it requeues itself: none need follow.
         own: the name of the watchdog's own job, if that matches the subject.
         pulse: why no line could be written to pulse_file.
-        attempts: one line on each of the newest attempts.
+        attempts: one line on each bad host, and on each of the newest attempts if they are frequent.
         looked: the explanation for `--explain`.
         breaker: the run's breaker if it is open, or None.
     """

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import cache
 
 from resilience import layout
+from resilience.attempts.elsewhere import describe_exclusion, read_excluded
 from resilience.errors import EX_TEMPFAIL, StateDirectoryError
 from resilience.job import Fault, Job
 from resilience.runs.attempts import AttemptEnd
 from resilience.runs.breaker_file import OpenBreaker, read_breaker
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import attempt_numbers, read_attempts
-from resilience.runs.run_jobs import scheduler_of, submitters
+from resilience.runs.run_jobs import requeues_itself, scheduler_of, submitters
 from resilience.runs.run_logs import start_of_attempt
 from resilience.runs.settle import unsettled
 from resilience.runs.submissions import (
@@ -59,6 +60,8 @@ class RunFacts:
         stopped: how many intents are older than the newest deed of a person.
         within_s: the requested time of `starts`.
         breaker: its breaker if that is open, or None.
+        hosts: one line on each bad host.
+        requeues: whether its jobs requeue themselves.
     """
 
     directory: RunDirectory
@@ -77,6 +80,8 @@ class RunFacts:
     stopped: int = 0
     within_s: float = 0.0
     breaker: OpenBreaker | None = None
+    hosts: tuple[str, ...] = ()
+    requeues: bool = False
 
     @property
     def run(self) -> str:
@@ -137,6 +142,8 @@ def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, withi
                 stopped=journal.stopped,
                 within_s=within_s,
                 breaker=None if over else read_breaker(directory),
+                hosts=() if over else tuple(map(describe_exclusion, read_excluded(directory))),
+                requeues=not over and requeues_itself(directory, intents),
             )
         except StateDirectoryError as error:
             yield RunFacts(directory, error=error.message)

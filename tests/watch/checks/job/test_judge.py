@@ -208,6 +208,16 @@ def test_a_run_of_several_jobs_is_a_chain(stage: Stage) -> None:
     assert "resil submit --run gpt --after auto" in stage.expect("WARNING chain-short").advice
 
 
+def test_a_job_that_requeues_itself_needs_no_successor(stage: Stage) -> None:
+    directory = stage.run("gpt", 1)
+    stage.job(1, **running(start_time=NOW - 19 * HOUR, end_time=NOW + 50 * 60))
+    stage.expect("WARNING ends-soon")
+    (directory.path / "run.toml").write_text("[act]\nenabled = true\nrequeue = true\n")
+    stage.expect("OK", "running for")
+    (directory.path / "run.toml").write_text("[act]\nrequeue = true\n")
+    stage.expect("WARNING ends-soon")
+
+
 @pytest.mark.parametrize(("option", "fault"), [("--comment=x", ""), ("--dependency=afterany:1", "chain-short")])
 def test_an_own_script_submitted_again_after_its_end_is_no_chain(stage: Stage, option: str, fault: str) -> None:
     stage.run("gpt", 1, argv=("sbatch", "/home/ada/my.sh"))
