@@ -43,7 +43,7 @@ from resilience.supervisor.records_process import LONGEST_BYTES, SeenSwitch
 if TYPE_CHECKING:
     from resilience.guard.switch_directory import Identity
     from resilience.runs.run_directory import RunDirectory
-    from resilience.watch.checks._log.reading import LogState
+    from resilience.watch.output_step import OutputStep
 
 AGAIN_S = 1.0
 """Until events that could not be written are tried again."""
@@ -108,7 +108,7 @@ class Records:
         self._followed: set[Identity] = set()
         self._created: dict[str, Identity] = {}
         self._end: tuple[int, bool, str, int, str, str] | None = None
-        self._log: LogState | None = None
+        self._output: OutputStep | None = None
         self._rest = self._unsearched = self._last = b""
         self._seen_bytes = self._count = 0
         self._progress = Progress(self._began)
@@ -285,9 +285,9 @@ class Records:
         if self._is_of_a_guard(path):
             self.is_guarded = True  # the guard in the command knows more, and writes this file from now on
             return
-        log = self._log
-        polls = self._seen_bytes if log is None or not log.kind else 0
-        phase = "stopped" if is_stopped(self._pid) else log.phase if log is not None and log.kind else ""
+        counted = self._output if self._output is not None and self._output.is_counted else None
+        polls = self._seen_bytes if counted is None else 0
+        phase = "stopped" if is_stopped(self._pid) else counted.phase if counted is not None else ""
         self._progress.update((self.step or 0, polls, phase), now)
         end = RUNNING if self._end is None else LEFT
         self._writer.write({self._place.rank: RankBeat(self._pid, self._progress, end)})
@@ -308,15 +308,14 @@ class Records:
         chunk, self._unsearched = self._unsearched, b""
         if not chunk:
             return
-        from resilience.watch.checks._log.digest import digest  # imported late: a command may print nothing
-        from resilience.watch.checks._log.reading import LogState
+        from resilience.watch.output_step import OutputStep  # imported late: a command may print nothing
 
         cut = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
         lines, self._rest = self._rest + chunk[:cut], chunk[cut:][-4096:] if cut else (self._rest + chunk)[-4096:]
         if cut:
-            self._log = digest(self._log or LogState(), lines, written=now)
-            if self._log.step is not None:
-                self.step = max(0, int(self._log.step))
+            self._output = self._output or OutputStep()
+            self._output.read(lines, now)
+            self.step = self.step if self._output.step is None else self._output.step
 
     # ---- the end ----------------------------------------------------------------------------------------------
 

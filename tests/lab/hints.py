@@ -46,6 +46,8 @@ def names() -> frozenset[str]:
 def wrong(hint: str) -> str:
     """Why a command of the hint would not work as it stands; empty if all would."""
     for command in commands_in(hint):
+        if command == "run":
+            continue  # the name of the command in a sentence
         if _PLACEHOLDER.search(command):
             return f"resil {command}: a placeholder is a word in capitals"
         try:
