@@ -72,9 +72,7 @@ def check_command(words: list[str]) -> None:
     """Parse a command line as resil would, without running it. Raise what it would be refused with."""
     import typer
 
-    from resilience.cli.main import app
-
-    command: Any = typer.main.get_command(app)
+    command = _all_of_resil()
     context = None
     name = "resil"
     while True:
@@ -88,6 +86,18 @@ def check_command(words: list[str]) -> None:
         if rest and rest[0].isupper():  # resil watch NAME
             return
         name, command, words = command.resolve_command(context, rest)
+
+
+@cache
+def _all_of_resil() -> Any:
+    import typer
+
+    from resilience.cli.main import app
+
+    group: Any = typer.main.get_command(app)
+    made = cache(group.get_command)
+    group.get_command = lambda context, name: made(None, name)
+    return group
 
 
 def listen() -> None:
