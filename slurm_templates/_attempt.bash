@@ -679,8 +679,8 @@ resil_requeue_self() { # end
   if [ -n "$is_requeued" ]; then
     resil_journal requeued verb "\"$verb\""
   else
-    said=${said:-scontrol did not answer}
-    resil_record not_requeued "$said" "this job cannot be requeued here ($said): the run needs another job"
+    resil_record not_requeued "$said" \
+      "this job cannot be requeued here (${said:-scontrol did not answer}): the run needs another job"
   fi
 }
 

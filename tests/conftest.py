@@ -114,6 +114,14 @@ def fail_if_left(who: str, look: Look) -> None:
         pytest.fail("\n  ".join([f"{who} left processes running, which were killed now:", *left]), pytrace=False)
 
 
+@pytest.fixture
+def probed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings and the state of alerts are read in this process, unless a directory of the test hangs."""
+    from tests.lab import here
+
+    here.make_cheap(monkeypatch)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Keep what shares a cluster or an environment (TOGETHER) in one process, and the slurm half of a contract.

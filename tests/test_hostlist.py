@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience import hostlist
 from resilience.errors import HostlistError
 from resilience.hostlist import MAX_HOSTS, expand, fold
 
@@ -54,21 +55,30 @@ def test_a_broken_hostlist_is_refused(expression: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "expression", ["n[0-999999999]", f"n[0-{MAX_HOSTS}]", f"n[1-{MAX_HOSTS}],login", "n[1-257][1-256]"]
+)
+def test_more_hosts_than_the_largest_cluster_are_refused(expression: str) -> None:
+    with pytest.raises(HostlistError, match="more than 65536 names"):
+        expand(expression)
+
+
+@pytest.mark.parametrize(
     "expression",
-    ["n[0-999999999]", f"n[0-{MAX_HOSTS}]", "n[1-300][1-300]", "n[1-65536][1-65536][1-65536]",
-     "n[" + ",".join(["1-60000"] * 2000) + "]", "x[1-9]n[" + ",".join(["1-60000"] * 2000) + "]",
-     ",".join(["n[1-60000]"] * 1000)],
+    ["n[0-999999999]", "n[0-4096]", "n[1-80][1-80]", "n[1-4096][1-4096][1-4096]",
+     "n[" + ",".join(["1-4000"] * 2000) + "]", "x[1-9]n[" + ",".join(["1-4000"] * 2000) + "]",
+     ",".join(["n[1-4000]"] * 1000)],
     ids=lambda text: text[:30],
 )  # fmt: skip
-def test_a_bomb_is_refused_before_it_is_expanded(expression: str) -> None:
+def test_a_bomb_is_refused_before_it_is_expanded(expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostlist, "MAX_HOSTS", 4096)  # tracemalloc takes long for more
     tracemalloc.start()
     try:
-        with pytest.raises(HostlistError, match="more than 65536 names"):
+        with pytest.raises(HostlistError, match="more than 4096 names"):
             expand(expression)
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most_bytes < 3 * MAX_HOSTS * BYTES_OF_A_NAME, "names beyond the limit were made"
+    assert most_bytes < 3 * 4096 * BYTES_OF_A_NAME, "names beyond the limit were made"
 
 
 def test_the_largest_cluster_still_expands() -> None:
@@ -167,13 +177,13 @@ def scontrol(*argv: str, conf: Path) -> list[str]:
 
 def test_scontrol_expands_every_expression_alike(slurm_conf: Path) -> None:
     source = random.Random(20261120)
-    for _ in range(250 if "RESIL_SOAK" in os.environ else 80):
-        expression = random_expression(source)
+    for _ in range(250 if "RESIL_SOAK" in os.environ else 20):
+        expression = ",".join(random_expression(source) for _ in range(4))
         assert expand(expression) == scontrol("hostnames", expression, conf=slurm_conf), expression
 
 
 def test_scontrol_reads_our_folded_lists_as_the_same_hosts(slurm_conf: Path) -> None:
     source = random.Random(7)
-    for _ in range(150 if "RESIL_SOAK" in os.environ else 50):
-        names = set(expand(random_expression(source)))
+    for _ in range(150 if "RESIL_SOAK" in os.environ else 17):
+        names = set(expand(",".join(random_expression(source) for _ in range(3))))
         assert sorted(scontrol("hostnames", fold(names), conf=slurm_conf)) == sorted(names)

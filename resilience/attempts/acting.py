@@ -189,7 +189,8 @@ def save_and_stop(project: Project, directory: RunDirectory) -> str:
     text = ""
     for log in logs_of(directory, start_of_attempt(attempt), read_intents(directory))[:MOST_LOGS]:
         with suppress(StateDirectoryError):  # the next tick reads it
-            text += read_end(log, RUNNING_BYTES).rpartition(f"resil: START attempt {attempt.number} of ")[2]
+            end = read_end(log, RUNNING_BYTES, looks_back=False)
+            text += end.rpartition(f"resil: START attempt {attempt.number} of ")[2]
     sign = sign_of_bad_node(text)
     if sign is None or treatment_of_class(sign[0], settings) is not Treatment.SAVE_AND_STOP:
         return ""

@@ -30,8 +30,8 @@ LAST_WORDS = 60
 SURVIVED_STEPS = 3
 """A line was survived if the log shows this many different steps after it."""
 OOM_ADVICE = "request more memory (--mem), or fewer DataLoader workers"
-_QUOTES = "resil: the breaker "
-"""Lines of the batch shell that quote the cause of an earlier attempt."""
+_QUOTES = ("resil: the breaker ", "resil: an earlier attempt was stopped")
+"""In lines of the batch shell and of the guard that quote the cause of an earlier attempt."""
 ASKED_FOR = "the watchdog asked because of "
 """Begins the reason of a stop that a watchdog requested for a class of failures (acting.py)."""
 _ASKED_FOR = re.compile(rf"\b{ASKED_FOR}(\w+): ")
@@ -249,7 +249,7 @@ def _read(log: str) -> _Reading:
     if "\x1b" in log:
         log = _ESCAPES.sub("", log)
     log = log.replace("\r", "\n")
-    lines = ["" if line.startswith(_QUOTES) else line[:_MOST_LINE] for line in log.split("\n")]
+    lines = ["" if any(one in line for one in _QUOTES) else line[:_MOST_LINE] for line in log.split("\n")]
     quoted = _quoted_tracebacks(log, lines)
     groups: dict[str, list[int]] = {}
     first_like = []
@@ -291,12 +291,13 @@ def _masked(text: str) -> str:
 def _active(text: str) -> list[tuple[Rule, tuple[str, ...]]]:
     """Return the rules of which a text contains words, and these words, masked.
 
-    The longest word of each is searched in the vocabulary of the text first, which is a hundredth of it.
+    The longest run of letters of each is searched in the vocabulary of the text first, which is a hundredth of it. One
+    of three letters must begin a word there: in binary junk each sequence of three letters occurs.
     """
-    letters = text.encode("ascii", "replace").translate(_LETTERS).decode("ascii")
-    vocabulary = " " + " ".join(word for word in set(letters.split()) if len(word) > 2)
+    vocabulary = set(text.encode("ascii", "replace").translate(_LETTERS).decode("ascii").split())
+    long, starts = " ".join(word for word in vocabulary if len(word) > 3), {word[:3] for word in vocabulary}
     terms, runs = _terms(all_rules())
-    known = {run for run in runs if run in vocabulary}
+    known = {run for run in runs if (run in long if len(run) > 3 else len(run) < 3 or run in starts)}
     near = {word for word in {word for _, words in terms for run, word in words if run in known} if word in text}
     found = ((rule, tuple(word for _, word in words if word in near)) for rule, words in terms)
     return [(rule, words) for rule, words in found if words]
@@ -321,13 +322,11 @@ def _near(active: Sequence[tuple[Rule, tuple[str, ...]]], text: str) -> dict[int
 
 @cache
 def _terms(rules: Sequence[Rule]) -> tuple[list[tuple[Rule, list[tuple[str, str]]]], set[str]]:
-    """Return for each rule its words, each with its longest run of letters, masked; and all these runs. A short run has
-    a space before it, because it must begin a word: in binary junk each sequence of three letters occurs."""
-    found = []
-    for rule in rules:
-        runs = (max(_WORD.findall(word), key=len, default="") for word in rule.contains)
-        spaced = (run if len(run) > 3 else f" {run}" if len(run) == 3 else "" for run in runs)
-        found.append((rule, [(run, _masked(word)) for run, word in zip(spaced, rule.contains, strict=True)]))
+    """Return for each rule its words, masked, each with its longest run of letters; and all these runs."""
+    found = [
+        (rule, [(max(_WORD.findall(word), key=len, default=""), _masked(word)) for word in rule.contains])
+        for rule in rules
+    ]
     return found, {run for _, words in found for run, _ in words}
 
 

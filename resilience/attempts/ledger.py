@@ -304,17 +304,25 @@ def _path_of_end(directory: RunDirectory, attempt: Attempt) -> Path:
 
 
 def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | None = None) -> Evidence:
-    """Return the evidence in the run directory; logs that cannot be read are named in `notes`."""
+    """Return the evidence in the run directory; logs that cannot be read are named in `notes`.
+
+    All starts of a requeued job have one log. Where no line of the batch shell tells them apart (`resil run`), it is
+    the last one's.
+    """
     logs: Sequence[str] = logs_of(directory, start_of_attempt(attempt), read_intents(directory))
-    texts = []
+    texts, said = [], [] if logs else ["no log of this attempt was found"]
     for log in logs:
         try:
-            texts.append(own_part(read_end(log), attempt.number))
+            texts.append(read_end(log))
         except ResilError as error:
-            if notes is not None:
-                notes.append(error.message)
-    if not logs and notes is not None:
-        notes.append("no log of this attempt was found")
+            said.append(error.message)
+    is_unmarked = bool(texts) and not any(_MARK.search(text) for text in texts)
+    is_restarted = (attempt.end is AttemptEnd.LOST or is_unmarked) and _is_restarted(directory, attempt)
+    if is_restarted and is_unmarked:
+        texts = []
+        said.append("its log is that of a later start of the job")
+    if notes is not None:
+        notes += said
     journal = _journal(directory, attempt)
     ruined_why, ruined_step = ruin_of(journal)
     return Evidence(
@@ -326,8 +334,8 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
         memory_why=_memory_why(attempt, journal),
         stopped_why=attempt.why if attempt.end is AttemptEnd.STOPPED else "",
         elastic=first_error(directory, attempt),
-        is_restarted=attempt.end is AttemptEnd.LOST and _is_restarted(directory, attempt),
-        log="\n".join(texts),
+        is_restarted=is_restarted,
+        log="\n".join(own_part(text, attempt.number) for text in texts),
     )
 
 
@@ -363,11 +371,14 @@ def _is_restarted(directory: RunDirectory, attempt: Attempt) -> bool:
     return any(one.job_id == attempt.job_id and one.restart > attempt.restart for one in later)
 
 
-def read_end(path: Path | str, limit_bytes: int = TAIL_BYTES) -> str:
-    """Return the end of a log, of whatever bytes. Raise StateDirectoryError if it cannot be read."""
+def read_end(path: Path | str, limit_bytes: int = TAIL_BYTES, *, looks_back: bool = True) -> str:
+    """Return the end of a log, of whatever bytes, and before it the last earlier traceback if `looks_back`.
+
+    Raise StateDirectoryError if it cannot be read.
+    """
     try:
         raw, is_whole = read_tail(path, limit_bytes)
-        if not is_whole:
+        if looks_back and not is_whole:
             raw = _earlier_traceback(read_tail(path, LOOK_BACK_BYTES)[0], len(raw)) + raw
     except OSError as error:
         raise explain_os_error(error, "read", Path(path)) from error

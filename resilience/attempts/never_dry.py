@@ -90,8 +90,8 @@ def _queue(
 def _with_scheduler(project: Project, name: str) -> Project:
     """Return the project with the scheduler of the run, which may not be that of its settings."""
     settings = project.loaded.settings
-    chosen = replace(settings, scheduler=replace(settings.scheduler, name=name))
-    return replace(project, loaded=project.loaded._replace(settings=chosen))
+    settings = replace(settings, scheduler=replace(settings.scheduler, name=name))
+    return replace(project, loaded=project.loaded._replace(settings=settings))
 
 
 def _option(words: Sequence[str], name: str) -> str:

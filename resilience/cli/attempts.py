@@ -113,11 +113,9 @@ def attempts(
     headers = ("ATTEMPT", "JOB", "NODE", "BEGAN", "WAITED", "RAN", "STEPS", "SAVED", "END", "DECIDED", "CAUSE")
     print_table(headers, [_cells(row, now) for row in shown])
     totals = totals_of(shown, now)
-    whole = format_duration(totals.total_s)
-    print(
-        f"  trained {format_duration(totals.trained_s)}, waited {format_duration(totals.waited_s)}, in total {whole}"
-        + ("" if shown[0].attempt == 1 else f" since attempt {shown[0].attempt}; of all attempts: --all")
-    )
+    sums = map(format_duration, (totals.trained_s, totals.waited_s, totals.total_s))
+    since = "" if shown[0].attempt == 1 else f" since attempt {shown[0].attempt}; of all attempts: --all"
+    print("  trained {}, waited {}, in total {}".format(*sums) + since)
     print(f"  {clean(decision.reason)}")
     if causes := ", ".join(map(_counted, causes_of(shown))):
         print(f"  causes: {clean(causes)}")

@@ -155,21 +155,18 @@ _WITHOUT_RUN = frozenset({"fs", "inodes"})
 """Watchdogs whose incidents are about no run."""
 
 
-def act_warnings(project: Project) -> tuple[LintFinding, ...]:
-    """Return what [alert] act does not do with these settings."""
+def act_warnings(project: Project) -> Iterator[LintFinding]:
+    """Yield what [alert] act does not do with these settings."""
     from resilience.runs.templates.lint import LintFinding, Severity
     from resilience.watch.watchdogs import kind_of, watchdog_names
 
-    settings, found = project.loaded.settings, []
-    if not settings.alert.act:
-        return ()
+    settings = project.loaded.settings
     names = ", ".join(name for name in watchdog_names(project) if kind_of(project, name) in _WITHOUT_RUN)
-    if names:
-        found.append(LintFinding(Severity.WARN, f"[alert] act ignores the incidents of {names}: they are about no run"))
-    if not settings.act.enabled:
-        text = "[alert] act only names what would be done"
-        found.append(LintFinding(Severity.WARN, text, "to let it act: enabled = true under [act]"))
-    return tuple(found)
+    if settings.alert.act and names:
+        yield LintFinding(Severity.WARN, f"[alert] act ignores the incidents of {names}: they are about no run")
+    if settings.alert.act and not settings.act.enabled:
+        hint = "to let it act: enabled = true under [act]"
+        yield LintFinding(Severity.WARN, "[alert] act only names what would be done", hint)
 
 
 def _script(project: Project) -> Iterator[Callable[[], object]]:

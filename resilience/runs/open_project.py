@@ -116,7 +116,8 @@ def check_path(system: System, path: Path) -> None:
     def look() -> None:
         with suppress(OSError):
             if path.is_dir():
-                next(os.scandir(path), None)
+                with os.scandir(path) as entries:
+                    next(entries, None)
             else:
                 open(path, "rb", opener=open_without_waiting).close()
 
@@ -129,7 +130,8 @@ def check_path(system: System, path: Path) -> None:
 def _touch(path: Path) -> None:
     with suppress(OSError):  # reported by the command that needs the directory
         os.stat(path)  # noqa: PTH116 - as below
-        next(os.scandir(path), None)  # NFS answers stat from its cache
+        with os.scandir(path) as entries:
+            next(entries, None)  # NFS answers stat from its cache
 
 
 def in_child(system: System, place: str, work: Callable[[], Any], deadline_s: float) -> Answer:

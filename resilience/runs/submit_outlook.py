@@ -95,7 +95,7 @@ def describe_submit_outlook(outlook: SubmitOutlook) -> list[str]:
         else "saves first if there is a guard",
     }.get(outlook.guard, "saves first; a hang is not ended" if outlook.has_own_script else "saves first")
     if outlook.is_supervised:
-        effect = "asks the command as `resil run --stop` says, else by SIGTERM"
+        effect = "asks the command as --stop of `resil run` says, else by SIGTERM"
     kill = f"resil kill {run} ({effect}); " if effect else ""
     is_lost = outlook.log == "/dev/null"
     return [

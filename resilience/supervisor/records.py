@@ -43,7 +43,7 @@ from resilience.supervisor.records_process import LONGEST_BYTES, SeenSwitch
 if TYPE_CHECKING:
     from resilience.guard.switch_directory import Identity
     from resilience.runs.run_directory import RunDirectory
-    from resilience.watch.checks._log.reading import LogState
+    from resilience.watch.output_step import OutputStep
 
 AGAIN_S = 1.0
 """Until events that could not be written are tried again."""
@@ -108,7 +108,7 @@ class Records:
         self._followed: set[Identity] = set()
         self._created: dict[str, Identity] = {}
         self._end: tuple[int, bool, str, int, str, str] | None = None
-        self._log: LogState | None = None
+        self._told: OutputStep | None = None
         self._rest = self._unsearched = self._last = b""
         self._seen_bytes = self._count = 0
         self._progress = Progress(self._began)
@@ -156,7 +156,10 @@ class Records:
         poll = select.poll()
         poll.register(self._peer, select.POLLIN)
         while self._end is None and poll.poll(1000 * timeout_s):
-            raw = self._peer.recv(LONGEST_BYTES)
+            try:
+                raw = self._peer.recv(LONGEST_BYTES)
+            except ConnectionResetError:  # once, if the supervisor has ended without reading all
+                continue
             if not raw:
                 return False
             what, *values = marshal.loads(raw)
@@ -171,11 +174,15 @@ class Records:
         state = True, self.attempt, self._refusal, self._trouble, seen, self.is_guarded
         if state != self._reported:
             self._reported = state
-            self._peer.send(marshal.dumps(("state", *state)))
+            self._send("state", *state)
 
     def _say(self, text: str) -> None:
         if self._place.is_first:
-            self._peer.send(marshal.dumps(("say", text)))
+            self._send("say", text)
+
+    def _send(self, *message: Any) -> None:
+        with suppress(OSError):  # the supervisor is gone; its last messages are still to be read
+            self._peer.send(marshal.dumps(message))
 
     def _on_launched(self, pid: int) -> None:
         self._pid = pid
@@ -285,9 +292,9 @@ class Records:
         if self._is_of_a_guard(path):
             self.is_guarded = True  # the guard in the command knows more, and writes this file from now on
             return
-        log = self._log
-        polls = self._seen_bytes if log is None or not log.kind else 0
-        phase = "stopped" if is_stopped(self._pid) else log.phase if log is not None and log.kind else ""
+        counted = self._told if self._told is not None and self._told.is_counted else None
+        polls = self._seen_bytes if counted is None else 0
+        phase = "stopped" if is_stopped(self._pid) else counted.phase if counted is not None else ""
         self._progress.update((self.step or 0, polls, phase), now)
         end = RUNNING if self._end is None else LEFT
         self._writer.write({self._place.rank: RankBeat(self._pid, self._progress, end)})
@@ -308,15 +315,14 @@ class Records:
         chunk, self._unsearched = self._unsearched, b""
         if not chunk:
             return
-        from resilience.watch.checks._log.digest import digest  # imported late: a command may print nothing
-        from resilience.watch.checks._log.reading import LogState
+        from resilience.watch.output_step import OutputStep  # imported late: a command may print nothing
 
         cut = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
         lines, self._rest = self._rest + chunk[:cut], chunk[cut:][-4096:] if cut else (self._rest + chunk)[-4096:]
         if cut:
-            self._log = digest(self._log or LogState(), lines, written=now)
-            if self._log.step is not None:
-                self.step = max(0, int(self._log.step))
+            self._told = self._told or OutputStep()
+            self._told.read(lines, now)
+            self.step = self.step if self._told.step is None else self._told.step
 
     # ---- the end ----------------------------------------------------------------------------------------------
 

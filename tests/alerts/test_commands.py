@@ -22,6 +22,8 @@ from tests.alerts.stand_in import StandIn, an_alert
 from tests.lab.fakes import ME, NOW, FakeClock, make_project
 from tests.lab.hung import hung_directory
 
+pytestmark = pytest.mark.usefixtures("probed_here")
+
 SETTINGS = """
 [run]
 name = "gpt"

@@ -23,6 +23,8 @@ from tests.lab.disks import fill, make_read_only, small_disk
 from tests.lab.fakes import NOW, FakeClock, make_project
 from tests.lab.hung import hung_directory
 
+pytestmark = pytest.mark.usefixtures("probed_here")
+
 OK, WARNING, UNKNOWN, CRITICAL = Verdict
 
 

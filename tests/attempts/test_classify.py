@@ -204,8 +204,11 @@ def test_the_same_fault_has_the_same_fingerprint_in_another_attempt() -> None:
     assert one.fingerprint == two.fingerprint
 
 
-def test_what_the_batch_shell_quotes_of_an_earlier_attempt_is_no_evidence() -> None:
-    log = "resil: the breaker of run gpt is open: the last: disk full: OSError: [Errno 28] No space left on device\n"
+@pytest.mark.parametrize(
+    "said", ["resil: the breaker of run gpt is open: the last", "[rank0]: resil: an earlier attempt was stopped"]
+)
+def test_what_resil_quotes_of_an_earlier_attempt_is_no_evidence(said: str) -> None:
+    log = f"{said}: disk full: OSError: [Errno 28] No space left on device\n"
     assert classify(Evidence(exit_code=1, log=log)).failure is FailureClass.UNKNOWN
 
 

@@ -114,6 +114,14 @@ def test_the_starts_of_a_requeued_job_share_a_log_but_no_cause(
     assert found == [expected, FailureClass.PORT_IN_USE]
 
 
+def test_a_log_without_marks_is_that_of_the_last_start(run: RunDirectory) -> None:
+    attempt(run, 1, end="exited", code=139)
+    attempt(run, 2, end="exited", restart=1, log="OSError: [Errno 98] Address already in use\n")
+    attempt(run, 3)
+    found = [row.failure.failure for row in read_ledger(run) if row.failure is not None]
+    assert found == [FailureClass.SEGFAULT, FailureClass.PORT_IN_USE]
+
+
 def test_a_lost_attempt_that_slurm_did_not_start_again_is_unknown(run: RunDirectory) -> None:
     attempt(run, 1, end="lost")
     attempt(run, 2)

@@ -11,7 +11,7 @@ import pytest
 
 from resilience.attempts.classify import Evidence, classify
 from resilience.attempts.failure import Confidence, FailureClass
-from resilience.attempts.ledger import TAIL_BYTES
+from resilience.attempts.ledger import TAIL_BYTES, read_end
 from resilience.attempts.why import Why, why_of_log
 
 C = FailureClass
@@ -108,3 +108,10 @@ def test_the_rank_that_reports_the_silence_of_another_is_no_culprit() -> None:
     found = classify(Evidence(exit_code=1, log=STEPS + WATCHDOG + "srun: error: n7: task 0: Aborted (core dumped)\n"))
     assert (found.failure, found.confidence) == (C.COLLECTIVE_TIMEOUT, Confidence.GUESS)
     assert (found.rank, found.host) == (None, "")
+
+
+def test_of_a_running_attempt_no_earlier_traceback_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(DISK + STEPS)
+    assert "Errno 5" in read_end(log, 2000)
+    assert "Errno 5" not in read_end(log, 2000, looks_back=False)

@@ -7,20 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.shell import Shell, make_shell
+from tests.lab.shell import Shell
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    made = make_shell(tmp_path, monkeypatch, capsys)
-    assert made.resil("submit", "--array", "10").code == 0
+def shell(shell: Shell) -> Shell:
+    assert shell.resil("submit", "--array", "10").code == 0
     start = 'job_id = 101\nlabel = "101_1"\nrestart = 0\nhost = "n1"\npid = 7\nstart = 1000\n'
-    (made.run_dir / "attempts" / "0001").write_text(start)
-    (made.run_dir / "attempts" / "0001.end").write_text('end = "exited"\nexit_code = 1\ntime = 1060\n')
-    (made.run_dir / "logs" / "gpt-101_1.out").write_text(OOM)
-    return made
+    (shell.run_dir / "attempts" / "0001").write_text(start)
+    (shell.run_dir / "attempts" / "0001.end").write_text('end = "exited"\nexit_code = 1\ntime = 1060\n')
+    (shell.run_dir / "logs" / "gpt-101_1.out").write_text(OOM)
+    return shell
 
 
 @pytest.mark.parametrize("words", [(), ("gpt",), ("101_1",), ("101",)])

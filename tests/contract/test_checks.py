@@ -28,6 +28,8 @@ from resilience.watch.watchdogs import Watchdog, context_of
 from tests.contract.watchdogs import TouchedTheWorld, nobody_touches_the_world, write_own_plugin
 from tests.lab.fakes import make_project
 
+pytestmark = pytest.mark.usefixtures("probed_here")
+
 BUILT_IN = Family("checks", "CHECK", ()).names()
 EVERYBODY = (*BUILT_IN, "licence")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,16 @@ QUOTED = re.compile(r"(?:quoted|quote|quote_bash|shlex\.quote|shlex\.join)\(")
 """Calls that make one word, or words, for a shell."""
 
 
-def texts(tree: ast.AST) -> Iterator[tuple[int, str, list[str]]]:
+@cache
+def texts(path: Path) -> list[tuple[int, str, list[str]]]:
     """Line, text and interpolated expressions of each string that is no docstring; `{0}` stands for the first."""
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
-    inside |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    return list(_texts(list(ast.walk(ast.parse(path.read_text())))))
+
+
+def _texts(nodes: list[ast.AST]) -> Iterator[tuple[int, str, list[str]]]:
+    inside = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    inside |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
             yield node.lineno, node.value, []
         elif isinstance(node, ast.JoinedStr):
@@ -46,7 +52,7 @@ SOURCES = sorted(set(RESILIENCE.rglob("*.py")) - {RESILIENCE / "watch" / "scan" 
 def test_each_command_that_the_code_names_is_one_of_resil() -> None:
     bad = []
     for path in SOURCES:
-        for line, text, expressions in texts(ast.parse(path.read_text())):
+        for line, text, expressions in texts(path):
             if text.count("`") % 2:
                 continue  # the start of a text that other code completes
             filled = text
@@ -60,7 +66,7 @@ def test_each_command_that_the_code_names_is_one_of_resil() -> None:
 def test_each_path_in_a_command_is_quoted() -> None:
     bad = []
     for path in SOURCES:
-        for line, text, expressions in texts(ast.parse(path.read_text())):
+        for line, text, expressions in texts(path):
             of_files = [command[0] for command in FILE_COMMAND.finditer(text)]
             inside = {int(n) for command in [*of_files, *commands_in(text)] for n in re.findall(r"\{(\d+)\}", command)}
             bare = [expressions[number] for number in inside if not QUOTED.match(expressions[number])]

@@ -12,6 +12,7 @@ import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import pytest
@@ -205,6 +206,7 @@ def told_lines(text: str) -> Iterator[str]:
             yield line.removeprefix("note: ")
 
 
+@cache
 def sentences() -> list[re.Pattern[str]]:
     """The texts that the command line prints; what is filled in matches anything."""
     found = []

@@ -80,7 +80,7 @@ def test_a_crash_loop_of_an_own_script_with_resil_run_ends_after_three_tasks(she
     shell.settings('[run]\nname = "mine"\n[act]\nenabled = true\n')
     (shell.directory / "my.sh").write_text(LOOP.format(python=sys.executable))
     said = shell.resil("submit", "my.sh").stdout
-    assert "resil kill mine (asks the command as `resil run --stop` says, else by SIGTERM)" in said
+    assert "resil kill mine (asks the command as --stop of `resil run` says, else by SIGTERM)" in said
     shell.until((shell.state_dir / "mine" / "attempts" / "breaker.held").exists)
     assert len(list(shell.directory.glob("out-*.txt"))) == 3
     found = json.loads(shell.resil("attempts", "--json").stdout)

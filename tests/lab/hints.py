@@ -46,6 +46,8 @@ def names() -> frozenset[str]:
 def wrong(hint: str) -> str:
     """Why a command of the hint would not work as it stands; empty if all would."""
     for command in commands_in(hint):
+        if command == "run":
+            continue  # the name of the command in a sentence
         if _PLACEHOLDER.search(command):
             return f"resil {command}: a placeholder is a word in capitals"
         try:
@@ -70,9 +72,7 @@ def check_command(words: list[str]) -> None:
     """Parse a command line as resil would, without running it. Raise what it would be refused with."""
     import typer
 
-    from resilience.cli.main import app
-
-    command: Any = typer.main.get_command(app)
+    command = _all_of_resil()
     context = None
     name = "resil"
     while True:
@@ -86,6 +86,18 @@ def check_command(words: list[str]) -> None:
         if rest and rest[0].isupper():  # resil watch NAME
             return
         name, command, words = command.resolve_command(context, rest)
+
+
+@cache
+def _all_of_resil() -> Any:
+    import typer
+
+    from resilience.cli.main import app
+
+    group: Any = typer.main.get_command(app)
+    made = cache(group.get_command)
+    group.get_command = lambda context, name: made(None, name)
+    return group
 
 
 def listen() -> None:

@@ -16,6 +16,9 @@ _OUT_HEADER = struct.Struct("<IiQ")
 _INIT_OUT = struct.Struct("<IIIIHHI")
 _MNT_FORCE, _MNT_DETACH = 1, 2
 
+mounted: list[Path] = []
+"""The directories of `hung_directory` that hang now."""
+
 
 def mount_hung(directory: Path) -> int:
     """Mount it and return the connection. Raise OSError where that is not permitted."""
@@ -59,13 +62,15 @@ def hung_directory(directory: Path, *, over: bool = False) -> Iterator[Path]:
         pass_fds=[connection], cwd=Path(__file__).parents[2],
     )  # fmt: skip
     os.close(connection)
+    mounted.append(directory)
     try:
         yield directory
     finally:
-        # The connection's end wakes everybody who waits, with an error.
+        mounted.remove(directory)
+        ctypes.CDLL(None).umount2(bytes(directory), _MNT_DETACH)
+        # The connection's end wakes everybody who waits, with an error; they find then what the mount has hidden.
         server.kill()
         server.wait()
-        ctypes.CDLL(None).umount2(bytes(directory), _MNT_DETACH)
 
 
 def release(directory: Path) -> None:

@@ -20,6 +20,7 @@ from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Heartbeat, Outcome, RunRecord
 from resilience.finding import Finding, Report, Verdict
 from resilience.runs.project import Project
+from tests.lab import here
 from tests.lab.fakes import FakeScheduler
 
 PLUGIN = "from tests.lab import shell\nSCHEDULER = shell.the_fake\n"
@@ -94,6 +95,7 @@ def make_shell(directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(directory / "project")
+    here.make_cheap(monkeypatch)
     made = Shell(directory / "project", capsys)
     made.settings(SETTINGS)
     _fakes.append(made.fake)

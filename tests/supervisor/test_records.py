@@ -269,8 +269,9 @@ def test_a_run_directory_that_is_gone_costs_records_only(stage: Stage) -> None:
 SHORT = """
 import sys
 from resilience.supervisor import supervisor
-supervisor.CLAIM_S = supervisor.END_S = supervisor.KILL_WAIT_S = 0.5
-sys.exit(supervisor.run_command(supervisor.RunOptions(tuple(sys.argv[1:]))))
+for name in sys.argv[1].split(","):
+    setattr(supervisor, name, 0.5)
+sys.exit(supervisor.run_command(supervisor.RunOptions(tuple(sys.argv[2:]))))
 """
 
 
@@ -279,7 +280,7 @@ def test_a_hung_run_directory_keeps_neither_the_command_nor_its_exit_code(stage:
     """No signal ends a process that waits in FUSE: nothing of the supervisor itself may wait there."""
     with hung_directory(tmp_path / "hung") as hung:
         stage.environ = {"RESIL_RUN_DIR": str(hung)}
-        words = [sys.executable, "-c", SHORT, "sh", "-c", "seq 100000; exit 4"]
+        words = [sys.executable, "-c", SHORT, "CLAIM_S,END_S", "sh", "-c", "seq 100000; exit 4"]
         done = subprocess.run(words, env=stage.full_environment, capture_output=True, timeout=20)
     assert done.returncode == 4 and done.stdout.endswith(b"\n100000\n")
     assert b"does not respond: starting without a record" in done.stderr
@@ -287,7 +288,7 @@ def test_a_hung_run_directory_keeps_neither_the_command_nor_its_exit_code(stage:
 
 @needs_fuse
 def test_a_run_directory_that_hangs_later_does_not_keep_the_exit_code(stage: Stage) -> None:
-    words = [sys.executable, "-c", SHORT, "sh", "-c", "echo ready; read x; echo trained; exit 4"]
+    words = [sys.executable, "-c", SHORT, "END_S", "sh", "-c", "echo ready; read x; echo trained; exit 4"]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, env=stage.full_environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert read_line(process) == b"ready"
@@ -301,7 +302,8 @@ def test_a_run_directory_that_hangs_later_does_not_keep_the_exit_code(stage: Sta
 
 
 def test_what_ignores_sigterm_is_killed_after_a_kill_switch(stage: Stage) -> None:
-    words = [sys.executable, "-c", SHORT, "sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"]
+    ignores = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
+    words = [sys.executable, "-c", SHORT, "KILL_WAIT_S", "sh", "-c", ignores]
     with subprocess.Popen(words, env=stage.full_environment, stdout=subprocess.PIPE) as process:
         assert read_line(process) == b"ready"
         stage.switch("kill", 'why = "wrong data"\n')

@@ -27,7 +27,7 @@ FINE: dict[str, dict[str, Any]] = {
     "two ranks that step together": {"steps": 3, "requests": ONE, "coupled": True},
     "save and stop at once": {"steps": 3, "requests": TWO, "coupled": True},
     "the training ends meanwhile": {"steps": 3, "requests": ONE, "coupled": True, "leaves": True},
-    "a stop while a save is in flight": {"steps": 3, "requests": TWO, "coupled": True, "in_flight": True},
+    "a stop while a save is in flight": {"steps": 2, "requests": TWO, "coupled": True, "in_flight": True},
 }
 FAULTS: dict[str, dict[str, Any]] = {
     "a connection breaks": {"steps": 2, "requests": ONE, "breaks": 1},
@@ -74,6 +74,14 @@ LARGE: dict[str, dict[str, Any]] = {
     "three, rank 0 dies": {"ranks": 3, "steps": 2, "requests": ONE, "deaths": 1, "prompt": True},
     "three, a rank restarted": {"ranks": 3, "steps": 2, "requests": ONE, "restarts": 1, "prompt": True},
     "three, a rank leaves": {"ranks": 3, "steps": 2, "requests": ONE, "leave_early": 1, "prompt": True},
+    "two, fine, a stop while a save is in flight": {
+        "ranks": 2,
+        "steps": 3,
+        "fine": True,
+        "requests": TWO,
+        "coupled": True,
+        "in_flight": True,
+    },
     "two, two broken connections": {"ranks": 2, "steps": 3, "requests": TWO, "breaks": 2},
     "two, fine, a restart and a break": {
         "ranks": 2,

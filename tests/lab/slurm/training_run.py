@@ -117,9 +117,15 @@ LAST_AT_60 = "def is_last(step, resumed):\n    return step >= 60\n"
 
 @dataclass
 class TrainingRun(ClusterRun):
-    """One such run. Its watchdogs tell `inbox`."""
+    """One such run.
+
+    Attributes:
+        inbox: what its watchdogs tell.
+        episodes: the incidents so far, by their ids: the ledger of alerts keeps the last one of each fault.
+    """
 
     inbox: Inbox = field(default_factory=Inbox)
+    episodes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def begin(self, faults: str, *, array: str = "10", keep_queued: int = 0) -> None:
         """Write its files, and submit it."""
@@ -139,9 +145,14 @@ class TrainingRun(ClusterRun):
         return found
 
     def incidents(self) -> list[dict[str, Any]]:
-        """The incidents, those that are over included."""
-        found: list[dict[str, Any]] = json.loads(self.ask("alert", "list", "--all", "--json"))["incidents"]
-        return found
+        """All incidents so far, as they are now or were when they were seen last."""
+        for path in (self.project / ".resil" / ".alerts" / "incidents").glob("*.json"):
+            one = json.loads(path.read_text())
+            for earlier in self.episodes.values():
+                if earlier["fingerprint"] == one["fingerprint"]:
+                    earlier["resolved"] = earlier["resolved"] or one["opened"]
+            self.episodes[one["episode"]] = one
+        return list(self.episodes.values())
 
     def running(self) -> tuple[str, str]:
         """Id and node of the job that runs. (The raw id of an array's last task is that of the array.)"""
@@ -177,6 +188,7 @@ class TrainingRun(ClusterRun):
         def look() -> None:
             while not over.wait(every_s):
                 said.append(self.resil("watch", "--all").stderr)
+                self.incidents()
 
         threads = [threading.Thread(target=look) for _ in range(count)]
         for thread in threads:
