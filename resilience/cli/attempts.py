@@ -44,7 +44,8 @@ def why(
         found = why_of_log(path, time.time())
     else:
         project = open_project(config)
-        if path.suffix in LOG_SUFFIXES or ("/" in what and not project.directory(what).exists()):
+        is_path = what and (path.suffix in LOG_SUFFIXES or "/" in what or path.exists())
+        if is_path and not project.directory(what).exists():
             raise UsageError(f"{what} is neither a file nor a run", hint="the logs of a run: resil logs RUN --path")
         job = JobId.parse(what) if what[:1].isdigit() else None
         found = why_of_run(project, project.existing("" if job is not None else what), job)

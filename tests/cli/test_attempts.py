@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,12 @@ def test_a_number_without_a_record_is_no_attempt_since_1970(shell: Shell) -> Non
 
 def test_a_run_may_be_named_by_its_directory(shell: Shell) -> None:
     assert shell.resil("why", str(shell.run_dir)).out.startswith("attempt 1 of gpt (job 101_1): gpu oom (likely)\n")
+
+
+def test_a_pipe_is_no_log(shell: Shell) -> None:
+    os.mkfifo(shell.directory / "pipe")
+    said = shell.resil("why", "pipe")
+    assert said.code == 2 and "pipe is neither a file nor a run" in said.err
 
 
 def test_the_ledger_is_a_table_json_and_a_timeline(shell: Shell, tmp_path: Path) -> None:
