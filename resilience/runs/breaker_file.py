@@ -138,7 +138,7 @@ def describe_breaker(breaker: OpenBreaker, now: float) -> str:
     opened = f", opened{describe_age(now - breaker.opened) or ' just now'}" if breaker.opened else ""
     state = "half open" if 0 < breaker.retry_at <= now else "open"
     retry = f", one more may try in {format_duration(breaker.retry_at - now)}" if breaker.retry_at > now else ""
-    leave = "" if breaker.acting else " (only told, because [act] is not enabled)"
+    leave = "" if breaker.acting or not breaker.opened else " (only told, because [act] is not enabled)"
     return f"{state}{opened}{retry}{leave}: {breaker.why}"
 
 

@@ -154,3 +154,9 @@ def test_without_an_answer_of_the_scheduler_it_is_open_and_says_so(shell: Shell)
         "the breaker of gpt is open, so jobs end at their start; to hold them as well: resil breaker open gpt"
         in said.err
     )
+
+
+def test_a_damaged_file_is_not_blamed_on_the_settings(shell: Shell) -> None:
+    opened(shell).write_text("opened = [")
+    out = shell.resil("breaker").out
+    assert out.startswith("gpt  open: its file is damaged\n") and "[act]" not in out
