@@ -277,10 +277,10 @@ def test_a_run_whose_journal_names_a_scheduler_that_is_not_here_is_unknown_besid
 
 
 def test_a_scheduler_that_the_person_named_and_is_not_there_is_an_error(tmp_path: Path) -> None:
-    project = make_project(tmp_path)
+    project = make_project(tmp_path, FakeScheduler(name="gone"))
     project.directory("gpt").create("")
     project._clients.clear()
-    with pytest.raises(UsageError, match="'fake'"):
+    with pytest.raises(UsageError, match="'gone'"):
         probe(project)
 
 
