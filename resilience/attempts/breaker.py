@@ -185,15 +185,18 @@ def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, cl
 
 
 def with_decisions(
-    attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, closed_after: int = 0
+    attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, closings: Sequence[int] = ()
 ) -> tuple[LedgerRow, ...]:
-    """Return attempts with what was decided after each, as far as its own ledger told when the next one began."""
+    """Return attempts with what was decided after each, as far as its own ledger told when the next one began.
+
+    `closings`: the attempts after which a person closed the breaker.
+    """
     found = []
     for index, one in enumerate(attempts):
         if one.failure is not None and treatment_of(one, policy) is not Treatment.END:
             known = attempts[max(0, index + 1 - looked_at(policy)) : index + 1]
             at = attempts[index + 1].start_time if index + 1 < len(attempts) else now
-            closed = closed_after if closed_after < one.attempt else 0
+            closed = max((number for number in closings if number < one.attempt), default=0)
             one = replace(one, decided=_decided(one, decide(known, policy, at, closed_after=closed), policy))
         found.append(one)
     return tuple(found)

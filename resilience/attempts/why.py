@@ -16,7 +16,7 @@ from resilience.attempts.reconcile import records_of, with_state
 from resilience.errors import SchedulerError, UsageError
 from resilience.job import JobId
 from resilience.runs.attempts import Attempt
-from resilience.runs.breaker_file import last_closed
+from resilience.runs.breaker_file import closings
 from resilience.runs.run_files import attempt_numbers, read_attempts
 from resilience.runs.run_jobs import scheduler_of
 from resilience.runs.run_logs import logs_of, start_of_attempt
@@ -96,10 +96,10 @@ def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = No
     failure = classify(evidence) if kept is None or evidence.log else kept.failure
     if attempt.end is None and evidence.state is None:
         notes.append(f"attempt {attempt.number} has recorded no end: it may still run")
-    policy, closed = project.loaded.settings.act, last_closed(directory)
+    policy = project.loaded.settings.act
     later = sum(number > attempt.number for number in attempt_numbers(directory))
     rows = read_ledger(directory, newest=later + looked_at(policy))
-    rows = with_decisions(rows, policy, project.system.clock.now(), closed_after=closed)
+    rows = with_decisions(rows, policy, project.system.clock.now(), closings=closings(directory))
     decided = next((row.decided for row in rows if row.attempt == attempt.number), "")
     return Why(
         run=directory.run, attempt=attempt.number, job=attempt.label, logs=logs, failure=failure, decided=decided,

@@ -89,15 +89,15 @@ def attempts(
     from resilience.attempts.elsewhere import describe_exclusion, read_excluded
     from resilience.attempts.ledger import causes_of, read_ledger, totals_of
     from resilience.quantities import format_duration
-    from resilience.runs.breaker_file import last_closed
+    from resilience.runs.breaker_file import closings
 
     project = open_project(config)
     directory = project.existing(run)
-    now, policy, closed = project.system.clock.now(), project.loaded.settings.act, last_closed(directory)
+    now, policy, closed = project.system.clock.now(), project.loaded.settings.act, closings(directory)
     newest = None if everything or as_json or svg is not None else SHOWN + looked_at(policy)
     rows = read_ledger(directory, newest=newest)
-    rows = with_decisions(rows, policy, now, closed_after=closed)
-    decision = decide(rows[-looked_at(policy) :], policy, now, closed_after=closed)
+    rows = with_decisions(rows, policy, now, closings=closed)
+    decision = decide(rows[-looked_at(policy) :], policy, now, closed_after=max(closed, default=0))
     if svg is not None:
         from resilience.attempts.timeline import render
         from resilience.system.files import write_atomic

@@ -176,18 +176,26 @@ def write_counts(directory: RunDirectory, attempt: int, burnt: int, outside: int
         write_atomic(path, text, mode=directory.file_mode)
 
 
-def last_closed(directory: RunDirectory) -> int:
-    """Return the newest attempt that no longer counts, because a person closed the breaker after it; 0: none."""
+def closings(directory: RunDirectory) -> tuple[int, ...]:
+    """Return the attempts after which a person closed the breaker, ascending; up to the last of them none counts."""
     import tomllib
 
     with suppress(StateDirectoryError, ValueError, RecursionError):
         found = read_regular(breaker_path(directory, layout.BREAKER_CLOSED))
-        number = tomllib.loads(found[0].decode()).get("attempt") if found is not None else 0
-        return number if isinstance(number, int) else 0
-    return 0
+        table = tomllib.loads(found[0].decode()) if found is not None else {}
+        earlier = table.get("earlier")
+        numbers = [table.get("attempt"), *(earlier if isinstance(earlier, list) else ())]
+        return tuple(sorted({number for number in numbers if isinstance(number, int)}))
+    return ()
+
+
+def last_closed(directory: RunDirectory) -> int:
+    """Return the newest attempt that no longer counts, because a person closed the breaker after it; 0: none."""
+    return max(closings(directory), default=0)
 
 
 def write_closed(directory: RunDirectory, attempt: int, now: float, user: str) -> None:
     """Write that attempts up to this one count no more. Raise StateDirectoryError."""
-    text = f"attempt = {attempt}\ntime = {now:.0f}\nby = {quote_toml(user)}\n"
+    earlier = [number for number in closings(directory) if number < attempt]
+    text = f"attempt = {attempt}\nearlier = {earlier}\ntime = {now:.0f}\nby = {quote_toml(user)}\n"
     write_atomic(breaker_path(directory, layout.BREAKER_CLOSED), text, mode=directory.file_mode)

@@ -17,7 +17,7 @@ from resilience.attempts.ledger import read_ledger
 from resilience.errors import SchedulerError, SchedulerUnavailable
 from resilience.guard.earlier_stops import read_stops
 from resilience.job import Job, JobId, JobState
-from resilience.runs.breaker_file import breaker_path, read_breaker
+from resilience.runs.breaker_file import breaker_path, closings, last_closed, read_breaker
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.runs.switches import policy_of_run, read_switch
@@ -189,6 +189,15 @@ def test_progress_of_the_one_that_tried_releases_all(run: Run) -> None:
     run.fails("", end="terminated", save=40)
     assert "is closed" in run.act() and run.reasons() == {"50": "Priority"}
     assert not breaker_path(run.directory, "breaker.held").exists()
+
+
+def test_each_close_of_a_person_is_remembered(run: Run) -> None:
+    run.fails("", "", "")
+    close_by_hand(run.project, run.directory)
+    run.fails("", "", "")
+    for _ in range(2):
+        close_by_hand(run.project, run.directory)
+    assert closings(run.directory) == (3, 6) and last_closed(run.directory) == 6
 
 
 def test_an_older_view_than_that_of_the_batch_shell_closes_nothing(run: Run) -> None:

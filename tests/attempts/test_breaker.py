@@ -217,7 +217,7 @@ def test_each_attempt_shows_what_was_decided_after_it() -> None:
     decided = [one.decided for one in with_decisions(rows[:4], POLICY, 4002.0)]
     assert decided[-1] == "would back off"
     assert with_decisions([row(1, C.DISK_FULL)], POLICY, 4002.0)[-1].decided == "would hold"
-    decided = [one.decided for one in with_decisions([*rows[:4], row(5, None)], policy, 6000.0, closed_after=4)]
+    decided = [one.decided for one in with_decisions([*rows[:4], row(5, None)], policy, 6000.0, closings=[4])]
     assert decided == ["go on", "go on", "go on", "let one try", ""], "closing it later changes nothing of that"
 
 
@@ -258,6 +258,13 @@ def test_alternating_causes_hosts_and_job_ids_cannot_loop_for_ever() -> None:
                 assert len(obedient([one, other], hosts)) <= 1 + budget, (one, other, hosts)
         for neutral in (C.PREEMPTED, C.WALLTIME, C.NODE_FAILURE):
             assert len(obedient([one, neutral], ["n1", "n2"])) <= 1 + 2 * budget
+
+
+def test_what_was_decided_stays_so_when_the_breaker_is_closed_again() -> None:
+    rows = [row(n, C.UNKNOWN) for n in range(1, 7)]
+    first = [one.decided for one in with_decisions(rows, POLICY, 9000.0, closings=[3])]
+    assert first == [one.decided for one in with_decisions(rows, POLICY, 9000.0, closings=[3, 6])]
+    assert [text.removeprefix("would ") for text in first] == ["go on", "go on", "hold"] * 2
 
 
 def test_a_person_closes_it() -> None:
