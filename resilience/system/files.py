@@ -8,6 +8,7 @@ import os
 import stat
 from binascii import crc32
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,9 @@ def write_atomic(
     try:
         files.replace_file(path, content, mode=mode, durable=durable)
         if sweep:
-            # Compared with the time of the file server, not of this node.
-            files.remove_stale(path.parent, path.stat().st_mtime, of=path.name)
+            with suppress(FileNotFoundError):  # a switch that its reader has removed already
+                # Compared with the time of the file server, not of this node.
+                files.remove_stale(path.parent, path.stat().st_mtime, of=path.name)
     except OSError as error:
         raise explain_os_error(error, "write", path) from error
 

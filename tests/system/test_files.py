@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience.base import files
 from resilience.base.files import STALE_S
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.system import files as shipped
@@ -89,6 +90,18 @@ def test_a_written_file_holds_what_was_written(tmp_path: Path) -> None:
     write_atomic(path, b"")
     assert path.read_bytes() == b""
     assert names_in(tmp_path) == ["state"]
+
+
+def test_a_file_that_its_reader_takes_away_at_once_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_file = files.replace_file
+
+    def replaced_and_read(path: Path, content: str, *, mode: int, durable: bool) -> None:
+        replace_file(path, content, mode=mode, durable=durable)
+        path.unlink()
+
+    monkeypatch.setattr(files, "replace_file", replaced_and_read)
+    write_atomic(tmp_path / "save", "who = 'ada'\n")
+    assert names_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o644])
