@@ -129,6 +129,7 @@ def run(case: Case) -> tuple[str, int, bool]:
         text = done.stdout.decode("utf-8", "backslashreplace")
         text = text.replace(str(place), "/home/ada/run").replace(str(directory), "/home/ada")
         text = re.sub(r"[^\s\"']*/\.venv|/opt/\S*?venv\S*?(?=/lib/python|/bin/)", "/opt/venv", text)
+        text = text.replace(f"{sys.base_prefix}/lib/", "/usr/local/lib/")  # the standard library
         return text, done.returncode if done.returncode >= 0 else 128 - done.returncode, oom
     finally:
         subprocess.run(["umount", "-q", "-l", directory / "disk"], check=False, stderr=subprocess.DEVNULL)

@@ -35,9 +35,8 @@ def act_upon(project: Project, incident: Incident, act: str) -> str:
         why = f"nobody acknowledged for {lasted}: {incident.check} {cut(incident.summary, 200)}"
         done = open_by_hand(project, directory, why, by=by)
         held = f"its queued jobs were held ({', '.join(map(str, done.jobs)) or 'none is queued'})"
-        return f"{held}; to go on: resil breaker close {incident.run}" + (
-            f"; not held: {done.error}" * bool(done.error)
-        )
+        failed = f"; not held: {done.error}" if done.error else ""
+        return f"{held}; to go on: resil breaker close {incident.run}{failed}"
     try:
         done_ids = cancel(project, directory).ids
     except NoSuchJob:
