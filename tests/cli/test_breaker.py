@@ -53,6 +53,8 @@ def test_status_says_that_the_breaker_holds_the_jobs_and_never_to_release_them_p
     shell.resil("breaker", "open", "--why", "wait for the data")
     out = shell.resil("status").out
     assert "held by the breaker" in out and "scontrol" not in out and "held by its owner" not in out
+    watched = shell.resil("watch", "job").out
+    assert "held by the breaker" in watched and "held by its owner" not in watched, "as `resil status` says"
 
 
 @pytest.mark.parametrize("reason", ["JobHeldAdmin", "job requeued in held state"])

@@ -103,7 +103,8 @@ class _Case:
         return sorted(found, key=lambda finding: finding.verdict, reverse=True)
 
     def _finding(self, verdict: Verdict, fault: str, summary: str, advice: str = "", why: str = "") -> Finding:
-        looked = _explanation(self.reading, self.now)
+        looked, breaker = _explanation(self.reading, self.now), self.reading.breaker
+        is_held = breaker is not None and breaker.acting
         return Finding(
             subject=self.subject,
             verdict=verdict,
@@ -112,7 +113,7 @@ class _Case:
             advice=advice,
             run=self.subject if self.reading.kind == "run" else "",
             figures=self._figures() if not fault or verdict is not Verdict.UNKNOWN else (),
-            evidence=(*(job_line(job, self.now) for job in self.reading.jobs[:10]), *self.reading.attempts),
+            evidence=(*(job_line(job, self.now, is_held) for job in self.reading.jobs[:10]), *self.reading.attempts),
             looked=(*looked, why) if why else looked,
         )
 
@@ -375,8 +376,8 @@ _DOING = {
 }
 
 
-def job_line(job: SeenJob, now: float) -> str:
-    """Return one job as a line of evidence."""
+def job_line(job: SeenJob, now: float, is_held: bool) -> str:
+    """Return one job as a line of evidence. `is_held`: a breaker holds the jobs of the run, in their owner's name."""
     words = [job.label, job.state, printable(job.name)[:80]]
     if job.user:
         words.append(f"of {job.user}")
@@ -384,7 +385,9 @@ def job_line(job: SeenJob, now: float) -> str:
         words.append(f"on {job.partition}")
     if job.nodes:
         words.append(f"({job.nodes})")
-    if job.waits and job.why.words:
+    if job.is_held_by_owner and is_held:
+        words.append("- held by the breaker")
+    elif job.waits and job.why.words:
         words.append(
             f"- {job.why.words}" + (f" ({job.reason})" if job.reason and job.reason not in job.why.words else "")
         )
