@@ -58,6 +58,16 @@ class StateDirectoryError(ResilError):
     """The run directory cannot be used: missing, not writable, full, or of another run."""
 
 
+class CheckpointError(ResilError):
+    """A directory of checkpoints or a checkpoint cannot be used: damaged, of another run, of a newer version.
+
+    Raised in trainings, whose tracebacks show only the text: therefore the text includes the hint.
+    """
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
 class ProbeError(ResilError):
     """A probe failed. The state of the target is UNKNOWN: neither OK nor dead."""
 

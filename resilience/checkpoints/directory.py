@@ -1,0 +1,172 @@
+"""A directory of checkpoints: what is in it, from the directory and never from memory or a pointer."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilience.base.files import create_file, read_regular, sync_directory
+from resilience.checkpoints.manifest import DamagedManifest, Manifest, from_text
+from resilience.checkpoints.names import (
+    ATTEMPTS,
+    BAD,
+    MANIFEST,
+    OWN,
+    PINS,
+    SEALS,
+    STORE,
+    TRASH,
+    VERIFIED,
+    parse_committed,
+    parse_part,
+    parse_seal,
+)
+from resilience.errors import CheckpointError
+
+FORMAT = 1
+MOST_MANIFEST_BYTES = 2**30
+"""A manifest of two million files has about 200 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One committed or sealed checkpoint. Says nothing of its content: see `verify.py`.
+
+    Attributes:
+        store: path of the directory of checkpoints.
+        name: its name there.
+        step: number of completed steps.
+        seal: file name of its manifest in `.resil/seals/`; empty if its own directory holds it.
+    """
+
+    store: Path
+    name: str
+    step: int
+    seal: str = ""
+
+    @property
+    def path(self) -> Path:
+        """Return the path to load from."""
+        return self.store / self.name
+
+    @property
+    def is_sealed(self) -> bool:
+        """Return whether a framework named it."""
+        return bool(self.seal)
+
+    @property
+    def manifest_path(self) -> Path:
+        """Return the path of its manifest."""
+        return self.store / OWN / SEALS / self.seal if self.seal else self.path / OWN / MANIFEST
+
+    def manifest(self) -> Manifest:
+        """Read its manifest. Raise DamagedManifest if there is none or it is damaged; NewerManifest; OSError."""
+        found = read_regular(self.manifest_path, limit_bytes=MOST_MANIFEST_BYTES)
+        if found is None:
+            raise DamagedManifest(f"{self.manifest_path} does not exist")
+        manifest = from_text(found[0], str(self.manifest_path))
+        if manifest.step != self.step:
+            raise DamagedManifest(f"{self.manifest_path} is of step {manifest.step}, not of {self.step}")
+        return manifest
+
+
+class StoreDirectory:
+    """A directory of checkpoints.
+
+    Attributes:
+        path: of the directory.
+        own: `.resil/` in it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """No I/O: see `open` and `create`."""
+        self.path = Path(os.path.abspath(os.path.expanduser(path)))
+        self.own = self.path / OWN
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> StoreDirectory:
+        """Return an existing one. Raise CheckpointError if the path is none, or one of a newer version; OSError."""
+        store = cls(path)
+        store.run()
+        return store
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], run: str = "") -> StoreDirectory:
+        """Return the directory of a run, created if it does not exist.
+
+        Raise CheckpointError if it is of another run; OSError.
+        """
+        store = cls(path)
+        store.path.mkdir(parents=True, exist_ok=True)
+        for name in ("", SEALS, PINS, VERIFIED, ATTEMPTS):
+            (store.own / name).mkdir(exist_ok=True)
+        text = json.dumps({"format": FORMAT, "run": run}) + "\n"
+        if create_file(store.own / STORE, text, mode=0o644):
+            sync_directory(store.own)
+        owner = store.run()
+        if run and owner and owner != run:
+            raise CheckpointError(
+                f"{store.path} holds the checkpoints of the run {owner}, not of {run}",
+                hint="give each run a directory of its own: [checkpoints] path",
+            )
+        return store
+
+    def run(self) -> str:
+        """Return the name of the run whose checkpoints it holds; empty: of none. Raise CheckpointError; OSError."""
+        found = read_regular(self.own / STORE)
+        if found is None:
+            if not os.path.isdir(self.path):
+                raise CheckpointError(f"{self.path} does not exist", hint="check the path, and that it is mounted")
+            raise CheckpointError(
+                f"{self.path} is not a directory of checkpoints: it has no {OWN}/{STORE}",
+                hint="resil ckpt adopt seals what a framework saved there; a Store creates one at its first save",
+            )
+        try:
+            record = json.loads(found[0])
+            version, run = int(record["format"]), str(record.get("run", ""))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{self.own / STORE} is damaged: {error}", hint="remove that file") from None
+        if version > FORMAT:
+            raise CheckpointError(f"{self.path} was written by a newer version of resil", hint="use that version")
+        return run
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return the committed and sealed checkpoints, the oldest step first. Reads names only. Raise OSError."""
+        names = set(os.listdir(self.path))
+        found = [Checkpoint(self.path, name, step) for name in names if (step := parse_committed(name)) is not None]
+        for file_name in _list(self.own / SEALS):
+            seal = parse_seal(file_name)
+            if seal is not None and seal[1] in names:
+                found.append(Checkpoint(self.path, seal[1], seal[0], file_name))
+        return sorted(found, key=lambda one: (one.step, one.is_sealed, one.name))
+
+    def find(self, name: str | int) -> Checkpoint:
+        """Return the checkpoint with that name or step. Raise CheckpointError with the nearest ones; OSError."""
+        found = self.checkpoints()
+        for one in reversed(found):
+            if name in (one.name, one.step) or str(name) == str(one.step):
+                return one
+        newest = ", ".join(one.name for one in found[-3:])
+        hint = f"the newest are {newest}" if newest else "there is none yet"
+        raise CheckpointError(f"no checkpoint {name} in {self.path}", hint=f"{hint}: resil ckpt list")
+
+    def parts(self) -> list[str]:
+        """Return the names of saves in flight, or left by killed ones. Raise OSError."""
+        return sorted(name for name in os.listdir(self.path) if parse_part(name) is not None)
+
+    def bad(self) -> list[str]:
+        """Return the names in `.bad/`, without the reasons. Raise OSError."""
+        return sorted(name for name in _list(self.path / BAD) if not name.endswith(".json"))
+
+    def trash(self) -> list[str]:
+        """Return the names in `.trash/`. Raise OSError."""
+        return sorted(_list(self.path / TRASH))
+
+
+def _list(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)
+    except FileNotFoundError:
+        return []
