@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -15,6 +16,8 @@ _INIT = 26
 _OUT_HEADER = struct.Struct("<IiQ")
 _INIT_OUT = struct.Struct("<IIIIHHI")
 _MNT_FORCE, _MNT_DETACH = 1, 2
+_PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that this process gets when its parent dies."""
 
 mounted: list[Path] = []
 """The directories of `hung_directory` that hang now."""
@@ -31,8 +34,14 @@ def mount_hung(directory: Path) -> int:
     return connection
 
 
-def serve(connection: int) -> None:
-    """Answer the first greeting, so that the kernel sends requests; answer nothing else, for ever."""
+def serve(connection: int, parent: int) -> None:
+    """Answer the first greeting, so that the kernel sends requests; answer nothing else until `parent` dies.
+
+    A server that outlived its test would hang whoever clears temporary directories, beyond the reach of SIGKILL.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
     while True:
         try:
             request = os.read(connection, 2**17)
@@ -58,7 +67,7 @@ def hung_directory(directory: Path, *, over: bool = False) -> Iterator[Path]:
 
         pytest.skip(f"mounting is not permitted: /dev/fuse: {error}")
     server = subprocess.Popen(
-        [sys.executable, "-c", f"from tests.lab.hung import serve; serve({connection})"],
+        [sys.executable, "-c", f"from tests.lab.hung import serve; serve({connection}, {os.getpid()})"],
         pass_fds=[connection], cwd=Path(__file__).parents[2],
     )  # fmt: skip
     os.close(connection)
