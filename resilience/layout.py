@@ -31,6 +31,8 @@ STACKS_PREFIX = "stacks."
 
 GUARD_PREFIX = "RESIL_GUARD__"
 """The batch script exports each setting of [guard] as `RESIL_GUARD__KEY`."""
+CHECKPOINTS_PREFIX = "RESIL_CHECKPOINTS__"
+"""The same for [checkpoints]."""
 
 BREAKER, BREAKER_HELD, BREAKER_CLOSED = "breaker", "breaker.held", "breaker.closed"
 """In `attempts/`: exists while the breaker is open; the jobs that it holds; the attempts that no longer count."""

@@ -22,6 +22,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from resilience.checkpoints.settings import CheckpointSettings
 from resilience.cli.main import COMMANDS, app
 from resilience.guard.settings import GuardSettings
 from resilience.plugins import Family
@@ -150,7 +151,7 @@ def settings_page() -> str:
     return _page(parts)
 
 
-_LATE_OWNERS: dict[str, type] = {"guard": GuardSettings, "cron": CronSettings}
+_LATE_OWNERS: dict[str, type] = {"guard": GuardSettings, "checkpoints": CheckpointSettings, "cron": CronSettings}
 """Tables that are loaded only where there is one: the hint of their field is `... | None`."""
 
 _LATE = {owner.__name__: owner for owner in _LATE_OWNERS.values()}
@@ -203,6 +204,7 @@ def _kind(name: str, hint: Any) -> str:
     for suffix, words in (
         ("_s", "duration"),
         ("stop_after", "duration"),
+        ("within", "duration"),
         ("_bytes", "size"),
         ("_percent", "percentage"),
     ):

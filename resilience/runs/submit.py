@@ -41,6 +41,7 @@ from resilience.runs.submissions import (
 from resilience.runs.submit_plan import (
     SubmitPlan,
     SubmitRequest,
+    checkpoints_variables,
     guard_variables,
     lint_facts,
     output_pattern,
@@ -220,7 +221,7 @@ def prepare(project: Project, request: SubmitRequest) -> Prepared:
         script = read_own_script(own)
         paths = [str(own)] * plan.jobs
         if not is_rendered:  # a rendered script exports these itself
-            environment |= guard_variables(project.loaded)
+            environment |= guard_variables(project.loaded) | checkpoints_variables(project.loaded, request.run)
     submissions = tuple(
         Submission(
             token=token,

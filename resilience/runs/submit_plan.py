@@ -255,6 +255,7 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
         previous_wait_s=settings.attempt.previous_wait_s,
         owner_policy=owner_policy(settings.run),
         guard=guard_variables(project.loaded),
+        checkpoints=checkpoints_variables(project.loaded, request.run),
         group=settings.run.group,
         user=project.system.host.user,
         finish_on_success=settings.run.finish_on_success,
@@ -290,6 +291,21 @@ def guard_variables(loaded: Loaded) -> dict[str, str]:
             name = layout.GUARD_PREFIX + setting.name.upper()
             variables.setdefault(name, _as_variable(getattr(guard, setting.name)))
     return variables
+
+
+def checkpoints_variables(loaded: Loaded, run: str) -> dict[str, str]:
+    """Return the environment of the store in a job: the settings of [checkpoints], the path absolute. Pure."""
+    if (settings := loaded.settings.checkpoints) is None:
+        return {}
+    from resilience.checkpoints.settings import as_variable  # only needed where there is such a table
+
+    values = {one.name: as_variable(getattr(settings, one.name)) for one in fields(settings)}
+    values["path"] = str(loaded.store_path(run) or "")
+    return {
+        layout.CHECKPOINTS_PREFIX + name.upper(): text
+        for name, text in values.items()
+        if f"checkpoints.{name}" in loaded.origins
+    }
 
 
 def _as_variable(value: object) -> str:

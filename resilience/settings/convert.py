@@ -16,6 +16,7 @@ from resilience.quantities import LARGEST_BYTES, LONGEST_S, parse_bool, parse_in
 from resilience.settings.sections import PluginTable, tables_with
 
 if TYPE_CHECKING:
+    from resilience.checkpoints.settings import CheckpointSettings
     from resilience.guard.settings import GuardSettings
 
 _WHOLE = r"\s*-?[0-9]{1,18}\s*"
@@ -205,13 +206,32 @@ def convert_guard_table(table: Mapping[str, Any], where: Callable[[str], str]) -
     """
     from resilience.guard.settings import GuardSettings, read_settings  # watchdogs do not need the guard's settings
 
-    known = sorted(field.name for field in fields(GuardSettings))
+    _check_keys(GuardSettings, lambda one: read_settings({}, **one), table, where)
+    return read_settings({}, **table)
+
+
+def convert_checkpoints_table(table: Mapping[str, Any], where: Callable[[str], str]) -> CheckpointSettings:
+    """Return the store's settings for the table [checkpoints]; as `convert_guard_table`."""
+    from resilience.checkpoints.settings import CheckpointSettings, read_store_settings
+
+    rule = {"every_steps": 1}  # latest = 0 is valid beside another rule
+    _check_keys(CheckpointSettings, lambda one: read_store_settings({}, **{**rule, **one}), table, where)
+    try:
+        return read_store_settings({}, **table)
+    except SettingsError as error:  # keys that contradict each other
+        raise SettingsError(f"{error.message}, in {where(next(iter(table)))}", hint=error.hint) from None
+
+
+def _check_keys(
+    owner: type, read: Callable[[dict[str, Any]], object], table: Mapping[str, Any], where: Callable[[str], str]
+) -> None:
+    """Read each key alone, so that the message names the location of this key."""
+    known = sorted(field.name for field in fields(owner))
     for key, value in table.items():
         if key not in known:
             raise unknown_key(key, known, where(key))
         refuse_control_characters(key, value, where(key))
-        try:  # one by one, so that the message can name the location of this key
-            read_settings({}, **{key: value})
-        except GuardError as error:
+        try:
+            read({key: value})
+        except (GuardError, SettingsError) as error:
             raise SettingsError(f"{error.message}, in {where(key)}", hint=error.hint) from error
-    return read_settings({}, **table)

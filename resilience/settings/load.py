@@ -50,8 +50,12 @@ _OWNERS: dict[str, type] = {
 }
 _GUARD = "guard"
 """The guard reads its own table (settings/convert.py), and is only imported if the table exists."""
+_CHECKPOINTS = "checkpoints"
+"""So does the store."""
 _CRON = "cron"
 """Also imported only if the table exists: a watchdog that cron runs every minute does not need it."""
+_OWN_TABLES = frozenset({*_OWNERS, _GUARD, _CHECKPOINTS, _CRON})
+"""Tables whose keys are resil's."""
 _PLUGIN_TABLES = {"watch": "watches", "channel": "channels"}
 """Tables of tables: [watch.fs], [channel.email]. Each inner one belongs to a plugin."""
 
@@ -75,6 +79,13 @@ class Loaded(NamedTuple):
     def state_dir(self) -> Path:
         """Return the absolute path of the state directory."""
         return self.project / Path(self.settings.run.state_dir)
+
+    def store_path(self, run: str) -> Path | None:
+        """Return the absolute path of a run's directory of checkpoints, or None if [checkpoints] has no path."""
+        settings = self.settings.checkpoints
+        if settings is None or not settings.path:
+            return None
+        return self.project / settings.path.replace("{run}", run)
 
 
 def find_file(system: System, named: Path | None = None) -> Path | None:
@@ -197,7 +208,7 @@ def _read_tables(
         section, separator, key = variable.removeprefix("RESIL_").partition("__")
         if variable.startswith("RESIL_") and separator:
             section = section.lower()
-            if section == "guard" and _JOB_VARIABLE in system.environ:
+            if section in (_GUARD, _CHECKPOINTS) and _JOB_VARIABLE in system.environ:
                 continue  # set for the surrounding job; a submission from inside the job may be for another run
             # The names in [environment] are the training's variables, in capitals.
             key = _written(section, key if section == "environment" else key.lower())
@@ -276,6 +287,11 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
                 from resilience.settings.convert import convert_guard_table
 
                 arguments[name] = convert_guard_table(table, where)
+        elif name == _CHECKPOINTS:
+            if table:
+                from resilience.settings.convert import convert_checkpoints_table
+
+                arguments[name] = convert_checkpoints_table(table, where)
         elif name == _CRON:
             from resilience.settings.cron_settings import CronSettings
 
@@ -290,12 +306,15 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
                 )
         else:
             source = next((origins[f"{name}.{key}"] for key in table), str(path))
-            raise unknown_key(
-                name, sorted({*_OWNERS, _GUARD, _CRON, *_FREE_TABLES, *_PLUGIN_TABLES}), f"the tables of {source}"
-            )
+            raise unknown_key(name, sorted({*_OWN_TABLES, *_FREE_TABLES, *_PLUGIN_TABLES}), f"the tables of {source}")
     settings = _one_owner_policy(Settings(**arguments))
     state_dir = _state_dir(settings.run.state_dir, home, origins.get("run.state_dir", "default"))
-    return replace(settings, run=replace(settings.run, state_dir=state_dir))
+    settings = replace(settings, run=replace(settings.run, state_dir=state_dir))
+    if (store := settings.checkpoints) is not None and store.path.startswith("~"):
+        source = f"path in [checkpoints] ({origins.get('checkpoints.path')})"
+        path = str(_home_expanded(store.path, home, source))
+        settings = replace(settings, checkpoints=replace(store, path=path))
+    return settings
 
 
 def _one_owner_policy(settings: Settings) -> Settings:
@@ -323,7 +342,7 @@ def _written(section: str, key: str) -> str:
     """Return the canonical form of a key: resil's keys with `_`, sbatch's options with `-`, others unchanged."""
     if section == "sbatch":
         return key.replace("_", "-")
-    return key.replace("-", "_") if section in {*_OWNERS, _GUARD, _CRON} else key
+    return key.replace("-", "_") if section in _OWN_TABLES else key
 
 
 def _plain(text: str) -> str | bool:
@@ -350,7 +369,7 @@ def _plain_values(name: str, table: Mapping[str, Any], where: Callable[[str], st
 
 
 def _stray(name: str, path: Path | None) -> SettingsError:
-    if name in {*_OWNERS, _GUARD, _CRON, *_FREE_TABLES, *_PLUGIN_TABLES}:
+    if name in {*_OWN_TABLES, *_FREE_TABLES, *_PLUGIN_TABLES}:
         return SettingsError(f"{name!r} in {path} must be a table", hint=f"write [{name}] on a line of its own")
     home = next(iter(tables_with(name)), "sbatch")
     return SettingsError(f"{name!r} in {path} is outside any table", hint=f"move it below [{home}]")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from resilience.settings.alert_policy import AlertPolicy
 
 if TYPE_CHECKING:  # not needed by watchdogs, and as slow to import as all the tables below
+    from resilience.checkpoints.settings import CheckpointSettings
     from resilience.guard.settings import GuardSettings
     from resilience.settings.cron_settings import CronSettings
 
@@ -156,6 +157,7 @@ class Settings:
 
     Attributes:
         guard: [guard]: settings of the guard; None: all defaults.
+        checkpoints: [checkpoints]: where the checkpoints are, and which are kept; None: all defaults.
         cron: [cron]: the scheduler for hosts without cron; None: all defaults, see `cron_settings`.
         watches: [watch.NAME]: keys of one watchdog. `kind = "fs"` defines another watchdog of that kind.
         channels: [channel.NAME]: one notification channel.
@@ -171,6 +173,7 @@ class Settings:
     attempt: AttemptSettings = field(default_factory=AttemptSettings)
     act: ActSettings = field(default_factory=ActSettings)
     guard: GuardSettings | None = None
+    checkpoints: CheckpointSettings | None = None
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     alert: AlertPolicy = field(default_factory=AlertPolicy)
@@ -191,9 +194,10 @@ class Settings:
 
 def tables_with(key: str) -> list[str]:
     """Return the tables of resil.toml that have this key. Tables of sbatch and of plugins are not searched."""
-    from resilience.guard.settings import GuardSettings  # only needed for an error message
+    from resilience.checkpoints.settings import CheckpointSettings  # only needed for an error message
+    from resilience.guard.settings import GuardSettings
     from resilience.settings.cron_settings import CronSettings
 
     made = {table.name: table.default_factory for table in fields(Settings) if is_dataclass(table.default_factory)}
-    owners: dict[str, Any] = {**made, "guard": GuardSettings, "cron": CronSettings}
+    owners: dict[str, Any] = {**made, "guard": GuardSettings, "checkpoints": CheckpointSettings, "cron": CronSettings}
     return [table for table, owner in owners.items() if key in {field.name for field in fields(owner)}]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from urllib.parse import urlsplit
 
+from resilience.checkpoints.settings import CheckpointSettings
 from resilience.guard.settings import GuardSettings
 from resilience.quantities import quote_toml
 from resilience.settings.load import Loaded
@@ -36,6 +37,8 @@ def rows(loaded: Loaded) -> Iterator[SettingRow]:
         owner = getattr(loaded.settings, section.name)
         if section.name == "guard" and owner is None:
             owner = GuardSettings()
+        if section.name == "checkpoints" and owner is None:
+            owner = CheckpointSettings()
         if section.name == "cron":
             owner = loaded.settings.cron_settings
         name = _TABLE_NAMES.get(section.name, section.name)

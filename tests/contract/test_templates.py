@@ -34,6 +34,7 @@ SPEC = ScriptSpec(
     directives=(("partition", "gpu"), ("time", "20:00:00"), ("nodes", "2"), ("exclusive", None)),
     setup=("module load cuda/12.4",),
     guard={"RESIL_GUARD__SWITCH_OWNERS": "owner", "RESIL_GUARD__SIGNALS": "USR1,TERM"},
+    checkpoints={"RESIL_CHECKPOINTS__PATH": "/project/checkpoints", "RESIL_CHECKPOINTS__BEST": "loss 3 min"},
     environment={"WANDB_MODE": "offline", "NOTE": "it's $HOME"},
 )
 names = pytest.mark.parametrize("name", LIBRARY.names())

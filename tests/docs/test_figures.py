@@ -9,6 +9,7 @@ from typing import get_type_hints
 
 import pytest
 
+from resilience.checkpoints.settings import CheckpointSettings
 from resilience.cli.entry import EXIT_INTERRUPTED
 from resilience.errors import EX_TEMPFAIL, ResilError, UsageError
 from resilience.finding import Verdict
@@ -35,7 +36,7 @@ _NAMED = (
 
 def defaults() -> dict[str, set[float]]:
     """Every number among the defaults of resil.toml, by the name of its key: of several tables, several."""
-    owners: list[type] = [GuardSettings, CronSettings]
+    owners: list[type] = [GuardSettings, CheckpointSettings, CronSettings]
     late = {owner.__name__: owner for owner in owners}
     hints = get_type_hints(Settings, localns=late).values()
     owners += [hint for hint in hints if isinstance(hint, type) and is_dataclass(hint)]

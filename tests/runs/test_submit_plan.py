@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from resilience import layout
+from resilience.checkpoints.settings import read_store_settings
 from resilience.cluster import ClusterConfig
 from resilience.errors import UsageError
 from resilience.guard.settings import read_settings
@@ -312,6 +313,21 @@ def test_the_guard_in_the_job_reads_back_exactly_what_the_settings_say(tmp_path:
 
 def test_what_is_not_set_is_left_to_the_guard(tmp_path: Path) -> None:
     assert guard_variables(make_project(tmp_path, settings="").loaded) == {"RESIL_GUARD__SWITCH_OWNERS": "owner"}
+
+
+def test_the_store_of_a_job_reads_what_the_file_says_and_nothing_of_another_job(tmp_path: Path) -> None:
+    table = 'path = "out/{run}"\nlatest = 5\nwithin = "2d"\nbest = { metric = "loss", n = 3 }\nreuse = false\n'
+    project = make_project(tmp_path, settings=f'[run]\ncommand = "env -0"\n[checkpoints]\n{table}')
+    lines = rendered(project).splitlines()
+    exports = "\n".join(line for line in lines if line.startswith(("export RESIL_CHECKPOINTS", "unset")))
+    of_another = {"RESIL_CHECKPOINTS__LATEST": "1", "RESIL_CHECKPOINTS__EVERY_STEPS": "7"}
+    exported = subprocess.run(
+        ["bash", "-u", "-c", f"{exports}\nenv -0"], env=of_another, capture_output=True, text=True, check=True
+    ).stdout
+    settings = read_store_settings(dict(entry.split("=", 1) for entry in exported.split("\0") if entry))
+    written = project.loaded.settings.checkpoints
+    assert written is not None
+    assert settings == replace(written, path=str(project.loaded.store_path("gpt")))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from resilience.checkpoints.settings import CheckpointSettings
 from resilience.errors import SettingsError
 from resilience.guard.settings import GuardSettings
 from resilience.settings.load import FILE_NAME, Loaded, find_file, load
@@ -214,7 +215,7 @@ def test_an_unreadable_parent_directory_is_skipped(tmp_path: Path) -> None:
 ODD = {
     "unknown key": ('[run]\nnmae = "x"\n', "unknown key 'nmae' in [run]", "did you mean name?"),
     "unknown table": ("[rnu]\n", "unknown key 'rnu' in the tables", "did you mean run?"),
-    "far from any": ("[zzzzzz]\n", "unknown key 'zzzzzz'", "known keys: act, alert, attempt, channel, cron"),
+    "far from any": ("[zzzzzz]\n", "unknown key 'zzzzzz'", "known keys: act, alert, attempt, channel, checkpoints"),
     "outside any table": ('name = "x"\n', "'name' in", "move it below [run]"),
     "sbatch's outside any table": ('partition = "gpu"\n', "'partition' in", "move it below [sbatch]"),
     "a table that is a text": ('run = "gpt"\n', "'run' in", "write [run] on a line of its own"),
@@ -278,7 +279,7 @@ def test_a_relative_state_directory_is_relative_to_the_file(tmp_path: Path) -> N
     assert read(tmp_path, '[run]\nstate_dir = "../x"\n').state_dir == tmp_path / "../x"
 
 
-OWNERS = [RunSettings, SubmitSettings, AttemptSettings, GuardSettings, SchedulerSettings]
+OWNERS = [RunSettings, SubmitSettings, AttemptSettings, GuardSettings, CheckpointSettings, SchedulerSettings]
 
 
 @pytest.mark.parametrize("owner", OWNERS)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience.checkpoints.settings import CheckpointSettings
 from resilience.guard.settings import GuardSettings
 from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import FILE_NAME, Loaded, load
@@ -30,12 +31,15 @@ def test_each_row_has_its_origin(tmp_path: Path) -> None:
     }
 
 
+EVERY = Settings(guard=GuardSettings(), checkpoints=CheckpointSettings(), cron=CronSettings())
+
+
 def test_no_setting_is_omitted() -> None:
     shown = {row.key for row in rows(Loaded(Settings(), None, Path("/p")))}
     owned = {
         f"{section.name}.{field.name}"
         for section in fields(Settings)
-        if is_dataclass(owner := getattr(Settings(guard=GuardSettings(), cron=CronSettings()), section.name))
+        if is_dataclass(owner := getattr(EVERY, section.name))
         for field in fields(owner)
     }
     assert shown == owned

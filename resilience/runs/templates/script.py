@@ -162,6 +162,7 @@ def read_template(path: Path) -> str:
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIGNAL = re.compile(r"(?!SIG|KILL$|STOP$)[A-Z][A-Z0-9+-]*|[1-9]\d?")
 _GUARD_NAME = re.compile(r"RESIL_GUARD__[A-Z][A-Z0-9_]*")
+_CHECKPOINTS_NAME = re.compile(r"RESIL_CHECKPOINTS__[A-Z][A-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +183,7 @@ class ScriptSpec:
         previous_wait_s: how long a job waits for the end of the previous attempt.
         owner_policy: whose switches are accepted: owner, group or any.
         guard: variables with the guard's settings: `RESIL_GUARD__KEY`.
+        checkpoints: variables with the store's settings: `RESIL_CHECKPOINTS__KEY`.
         group: Unix group that may control the run; empty keeps the files private.
         user: login name of the submitter, for templates that show it.
         finish_on_success: whether exit code 0 of the training finishes the run.
@@ -206,6 +208,7 @@ class ScriptSpec:
     previous_wait_s: float = 600
     owner_policy: str = "owner"
     guard: Mapping[str, str] = field(default_factory=dict)
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
     group: str = ""
     user: str = ""
     finish_on_success: bool = True
@@ -242,6 +245,7 @@ def template_context(spec: ScriptSpec, template: str) -> dict[str, Any]:
         "previous_wait_s": math.ceil(spec.previous_wait_s),
         "owner_policy": spec.owner_policy,
         "guard": tuple((_check_guard(name), value) for name, value in sorted(spec.guard.items())),
+        "checkpoints": tuple((_check_checkpoints(name), value) for name, value in sorted(spec.checkpoints.items())),
         "group": spec.group,
         "user": spec.user,
         "umask": "007" if spec.group else "077",
@@ -317,6 +321,10 @@ def check_variable(name: str) -> str:
 
 def _check_guard(name: str) -> str:
     return _check(name, _GUARD_NAME, "a setting of the guard", "RESIL_GUARD__POLL_S")
+
+
+def _check_checkpoints(name: str) -> str:
+    return _check(name, _CHECKPOINTS_NAME, "a setting of the store", "RESIL_CHECKPOINTS__PATH")
 
 
 def _check(name: str, pattern: re.Pattern[str], role: str, example: str = "") -> str:
