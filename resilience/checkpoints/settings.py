@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from resilience.checkpoints.names import Pattern
+from resilience.checkpoints.retention import Best, Policy
 from resilience.errors import ResilError, SettingsError
 from resilience.layout import CHECKPOINTS_PREFIX
 from resilience.messages import cut, suggest
@@ -36,9 +37,9 @@ class CheckpointSettings:
             (Megatron) or `latest` (DeepSpeed).
         manage: whether checkpoints that a framework named may be deleted or set aside as well.
         latest: keep this many of the newest.
-        every_steps: keep each whose step is a multiple of this, 0: none.
-        every_hours: keep one for each period of this many hours, 0: none.
-        within: keep each that is younger than this: `"2d"`, or a number of seconds, 0: none.
+        every_steps: keep the first at or after each multiple of this many steps; 0: none.
+        every_hours: keep the first of each period of this many hours; 0: none.
+        within: keep each that is younger than this: `"2d"`, or a number of seconds; 0: none.
         best: keep the best by a metric that the training gives to the save: `{ metric = "loss", n = 3, mode = "min" }`;
             also as text: `"loss 3 min"`.
         verify_budget_s: how long a start may read the chosen checkpoint to verify it; the rest is read in the
@@ -70,8 +71,18 @@ class CheckpointSettings:
                 f"tracker = {self.tracker!r} is not the name of a file in the directory of checkpoints",
                 hint=f"for instance {' or '.join(TRACKERS)}",
             )
-        if not (self.latest or self.every_steps or self.every_hours or self.within or self.best):
-            raise SettingsError("latest = 0 and no other rule: no checkpoint would be kept", hint="latest = 2")
+        self.policy()  # raises if nothing would be kept
+
+    def policy(self) -> Policy:
+        """Return which checkpoints are kept. Raise UsageError if none would be."""
+        best = Best(self.best["metric"], int(self.best["n"]), self.best["mode"]) if self.best else None
+        return Policy(
+            latest=self.latest,
+            every_steps=self.every_steps,
+            every_hours=self.every_hours,
+            within_s=self.within,
+            best=best,
+        )
 
 
 def read_store_settings(environ: Mapping[str, str], **arguments: Any) -> CheckpointSettings:
@@ -94,7 +105,10 @@ def read_store_settings(environ: Mapping[str, str], **arguments: Any) -> Checkpo
             raise SettingsError(f"{shown} = {_short(value)}: {error.message}", hint=error.hint) from None
         except (TypeError, ValueError, ArithmeticError):
             raise SettingsError(f"{shown} = {_short(value)} is invalid", hint=_EXAMPLES[name]) from None
-    return CheckpointSettings(**values)
+    try:
+        return CheckpointSettings(**values)
+    except ResilError as error:  # values that contradict each other
+        raise SettingsError(error.message, hint=error.hint) from None
 
 
 _EXAMPLES = {

@@ -312,8 +312,8 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
     settings = replace(settings, run=replace(settings.run, state_dir=state_dir))
     if (store := settings.checkpoints) is not None and store.path.startswith("~"):
         source = f"path in [checkpoints] ({origins.get('checkpoints.path')})"
-        path = str(_home_expanded(store.path, home, source))
-        settings = replace(settings, checkpoints=replace(store, path=path))
+        expanded = str(_home_expanded(store.path, home, source))
+        settings = replace(settings, checkpoints=replace(store, path=expanded))
     return settings
 
 

@@ -40,7 +40,7 @@ def test_the_best_ones_are_named_by_a_table_or_a_text(best: Any) -> None:
      ("manage", "perhaps", "manage = 'perhaps'", "true or false"), ("pattern", "ckpt", "does not name", "{step}"),
      ("tracker", "a/latest", "not the name of a file", "latest_checkpointed_iteration.txt"),
      ("path", "$SCRATCH/x", "variables are not expanded", "write the path out"),
-     ("path", "a\nb", "", "checkpoints"), ("latest", 0, "no checkpoint would be kept", "latest = 2"),
+     ("path", "a\nb", "", "checkpoints"), ("latest", 0, "would keep no checkpoint", "latest = 2"),
      ("latests", 2, "'latests'", "latest")],
 )  # fmt: skip
 def test_a_wrong_value_is_refused_with_its_place_and_an_example(key: str, value: Any, message: str, hint: str) -> None:
