@@ -19,6 +19,7 @@ from resilience.checkpoints.names import (
     STORE,
     TRASH,
     VERIFIED,
+    number_of,
     parse_committed,
     parse_part,
     parse_seal,
@@ -133,14 +134,17 @@ class StoreDirectory:
         return run
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Return the committed and sealed checkpoints, the oldest step first. Reads names only. Raise OSError."""
+        """Return the committed and sealed checkpoints, the oldest step first. Reads names only. Raise OSError.
+
+        Of one step, the one that replaces the others is last.
+        """
         names = set(os.listdir(self.path))
         found = [Checkpoint(self.path, name, step) for name in names if (step := parse_committed(name)) is not None]
         for file_name in _list(self.own / SEALS):
             seal = parse_seal(file_name)
             if seal is not None and seal[1] in names:
                 found.append(Checkpoint(self.path, seal[1], seal[0], file_name))
-        return sorted(found, key=lambda one: (one.step, one.is_sealed, one.name))
+        return sorted(found, key=lambda one: (one.step, one.is_sealed, number_of(one.name), one.name))
 
     def find(self, name: str | int) -> Checkpoint:
         """Return the checkpoint with that name or step. Raise CheckpointError with the nearest ones; OSError."""

@@ -1,6 +1,7 @@
 """Names in a directory of checkpoints. Pure.
 
 step-00041200/          committed; `.resil/manifest.json` inside
+step-00041200.2/        committed when that name was taken, by a later attempt: it replaces the other one
 .part-00041400.a7.2/    in flight: attempt 7 (the fencing token), the second save of that process
 checkpoint-500          sealed: named by the framework, its manifest is `.resil/seals/00000500.checkpoint-500.json`
 .bad/                   set aside, each with `NAME.why.json`
@@ -26,21 +27,27 @@ WHY = ".why.json"
 """Ending of the file beside a checkpoint in `.bad/` that says why."""
 
 MOST_DIGITS = 18
-_COMMITTED = re.compile(r"step-(\d{8,18})")
+_COMMITTED = re.compile(r"step-(\d{8,18})(?:\.([1-9]\d{0,8}))?")
 _PART = re.compile(r"\.part-(\d{8,18})\.a(\d{1,9})\.(\d{1,9})")
 _SEAL = re.compile(r"(\d{8,18})\.(.+)\.json")
 _FIELD = re.compile(r"\{step(?::0(\d{1,2})d)?\}")
 
 
-def committed_name(step: int) -> str:
-    """Return the name of the committed checkpoint of a step: `step-00041200`."""
-    return f"step-{step:08d}"
+def committed_name(step: int, number: int = 1) -> str:
+    """Return the name of the committed checkpoint of a step: `step-00041200`; `step-00041200.2`, the second one."""
+    return f"step-{step:08d}{f'.{number}' if number > 1 else ''}"
 
 
 def parse_committed(name: str) -> int | None:
     """Return the step of a committed checkpoint's name, or None if it is another name."""
     match = _COMMITTED.fullmatch(name)
-    return int(match[1]) if match and name == committed_name(int(match[1])) else None
+    return int(match[1]) if match and name == committed_name(int(match[1]), int(match[2] or 1)) else None
+
+
+def number_of(name: str) -> int:
+    """Return how many of its step were committed when a checkpoint got this name, itself included: 2 for `step-8.2`."""
+    match = _COMMITTED.fullmatch(name)
+    return int(match[2] or 1) if match else 1
 
 
 def part_name(step: int, attempt: int, save: int) -> str:

@@ -1,0 +1,218 @@
+"""The commit of a part: digests, manifest, and one rename. Runs in a child (`worker.py`); imports no framework.
+
+Several nodes share the reading: the CRC-32 of a file's path says whose it is, whichever rank wrote it. Each node writes
+`.resil/share.<node>.json` into the part. Rank 0's node commits: every share must be there, and agree with what is on
+disk; then files, directories and manifest are on disk, and the part gets its name.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+import zlib
+from contextlib import suppress
+from typing import Any
+
+from resilience.base.files import open_directory, read_regular, replace_file, sync_directory
+from resilience.checkpoints import fence
+from resilience.checkpoints.digest import best_algorithm, digest_file, list_files, sync_file
+from resilience.checkpoints.directory import MOST_MANIFEST_BYTES, Checkpoint, StoreDirectory
+from resilience.checkpoints.manifest import FileEntry, Manifest, new_token, to_text
+from resilience.checkpoints.names import MANIFEST, OWN, committed_name, number_of, parse_part
+from resilience.checkpoints.trash import discard, discard_replaced
+from resilience.errors import CheckpointError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_TAKEN = {errno.ENOTEMPTY, errno.EEXIST}
+"""What rename(2) answers if the new name is that of a directory with content."""
+_TRIES = 3
+
+
+def share_job(job: dict[str, Any]) -> dict[str, Any]:
+    """Do a job of the worker: `store`, `part`, `node`, `nodes`. See `write_share`."""
+    store = StoreDirectory.open(job["store"])
+    return {"files": write_share(store.path / job["part"], job["node"], job["nodes"], job.get("algorithm"))}
+
+
+def commit_job(job: dict[str, Any]) -> dict[str, Any]:
+    """Do a job of the worker: `store`, `part`, `nodes` and `fields`. See `commit`."""
+    store = StoreDirectory.open(job["store"])
+    return commit(store, job["part"], job.get("fields", {}), nodes=job.get("nodes", 1))
+
+
+def write_share(part: Path, node: int, nodes: int, algorithm: str | None = None) -> int:
+    """Write all files of a part to disk, digest those of this node, and record them; return how many they are.
+
+    Any node may have written any file, and only that one can write it to disk. Raise CheckpointError; OSError.
+    """
+    algorithm = algorithm or best_algorithm()
+    entries = _digest_share(part, node, nodes, algorithm)
+    text = json.dumps({"nodes": nodes, "algorithm": algorithm, "files": entries}) + "\n"
+    with suppress(FileExistsError):
+        os.mkdir(part / OWN)
+    replace_file(part / OWN / _share_name(node), text, mode=0o644, durable=True)
+    return len(entries)
+
+
+def commit(store: StoreDirectory, part: str, fields: dict[str, Any], *, nodes: int = 1) -> dict[str, Any]:
+    """Commit the part of that name; return what was committed.
+
+    Args:
+        store: the directory of checkpoints.
+        part: the part's name, which says step and attempt.
+        fields: of the manifest: run, label, world, layout, started_at, stall_s, metrics.
+        nodes: number of shares to expect; with one node, its files are digested here.
+
+    Returns:
+        `name` of the checkpoint, `bytes`, `inodes`, `digest_s`, and `outcome`: `committed`; `replaced` if there was one
+        of the step by another attempt; `already` if this attempt has committed the step, whose part is discarded then.
+
+    Raises:
+        CheckpointError: the part is not complete, or a newer attempt has begun. The part stays as it is.
+        OSError: what could not be read or written. After the rename alone, the checkpoint is listed, and may be lost in
+            a power cut.
+    """
+    parsed = parse_part(part)
+    if parsed is None:
+        raise CheckpointError(f"{part} is not the name of a save in flight")
+    step, attempt, _ = parsed
+    path = store.path / part
+    fence.check(store, attempt)
+    began = time.monotonic()
+    if nodes > 1:
+        algorithm, entries = _read_shares(path, nodes)
+    else:
+        algorithm = best_algorithm()
+        entries = _digest_share(path, 0, 1, algorithm)
+    digest_s = time.monotonic() - began
+    directories = _compare(path, entries)
+    for directory in (*reversed(directories), ""):
+        sync_directory(path / directory)
+    manifest = Manifest(
+        **fields | {"token": new_token(), "step": step, "attempt": attempt, "algorithm": algorithm},
+        durable_at=time.time(),
+        directories=len(directories),
+        files=tuple(sorted(entries)),
+    )
+    with suppress(FileExistsError):
+        os.mkdir(path / OWN)
+    for node in range(nodes if nodes > 1 else 0):
+        os.unlink(path / OWN / _share_name(node))
+    replace_file(path / OWN / MANIFEST, to_text(manifest), mode=0o644, durable=True)
+    sync_directory(path)
+    name, outcome = _publish(store, part, manifest)
+    return {
+        "name": name,
+        "bytes": manifest.size_bytes,
+        "inodes": manifest.inodes,
+        "digest_s": round(digest_s, 3),
+        "outcome": outcome,
+    }
+
+
+def _digest_share(part: Path, node: int, nodes: int, algorithm: str) -> list[FileEntry]:
+    entries = []
+    for path in sorted(list_files(part).sizes):
+        if zlib.crc32(os.fsencode(path)) % nodes == node:
+            entries.append(FileEntry(path, *digest_file(part / path, algorithm, sync=True)))
+        else:
+            sync_file(part / path)
+    return entries
+
+
+def _read_shares(part: Path, nodes: int) -> tuple[str, list[FileEntry]]:
+    """Return the algorithm and the files of all shares. Raise CheckpointError if one is missing or of another kind."""
+    algorithms: set[str] = set()
+    entries: list[FileEntry] = []
+    directory = open_directory(part / OWN)
+    try:
+        for node in range(nodes):
+            found = read_regular(_share_name(node), limit_bytes=MOST_MANIFEST_BYTES, directory=directory)
+            if found is None:
+                raise CheckpointError(
+                    f"the digests of node {node} are not in {part}",
+                    hint="check that all nodes see the same directory of checkpoints",
+                )
+            share = json.loads(found[0])
+            if share["nodes"] != nodes:
+                raise CheckpointError(f"node {node} counts {share['nodes']} nodes, and {nodes} were expected")
+            algorithms.add(share["algorithm"])
+            entries += [FileEntry(*entry) for entry in share["files"]]
+    finally:
+        os.close(directory)
+    if len(algorithms) > 1:
+        raise CheckpointError(
+            f"nodes computed digests of different kinds: {', '.join(sorted(algorithms))}",
+            hint="install the package xxhash on all nodes, or on none",
+        )
+    return algorithms.pop(), entries
+
+
+def _compare(part: Path, entries: list[FileEntry]) -> list[str]:
+    """Return the directories inside. Raise CheckpointError if files changed after they were digested."""
+    sizes, directories = list_files(part)
+    digested = {entry.path: entry.size for entry in entries}
+    if not sizes:
+        raise CheckpointError(f"nothing was written into {part}", hint="save into `part.path` of `guard.saving()`")
+    for path in sorted(sizes.keys() | digested.keys()):
+        if sizes.get(path) != digested.get(path):
+            raise CheckpointError(
+                f"{path} has {_bytes(sizes.get(path))} in {part}, and had {_bytes(digested.get(path))} when it was "
+                "digested",
+                hint="save in the background with part.until(handle), so that the commit waits for it",
+            )
+    return directories
+
+
+def _bytes(size: int | None) -> str:
+    return "no file" if size is None else f"{size:,} bytes"
+
+
+def _publish(store: StoreDirectory, part: str, manifest: Manifest) -> tuple[str, str]:
+    """Rename a complete part to the name of its step; return the name, and the outcome."""
+    for _ in range(_TRIES):
+        same = [one for one in store.checkpoints() if one.step == manifest.step and not one.is_sealed]
+        if same and manifest.attempt and _is_of(same[-1], manifest):
+            discard(store, part)
+            return same[-1].name, "already"
+        name = committed_name(manifest.step, number_of(same[-1].name) + 1 if same else 1)
+        fence.check(store, manifest.attempt)
+        try:
+            os.rename(store.path / part, store.path / name)
+        except FileNotFoundError:
+            # A file server that sees a request again answers so for the rename just made.
+            if not _has_token(Checkpoint(store.path, name, manifest.step), manifest.token):
+                fence.check(store, manifest.attempt)
+                raise CheckpointError(
+                    f"{store.path / part} was taken away", hint="does another process save here?"
+                ) from None
+        except OSError as error:
+            if error.errno in _TAKEN:  # another save of the step was faster
+                continue
+            raise
+        sync_directory(store.path)
+        return name, "replaced" if discard_replaced(store) else "committed"
+    raise CheckpointError(f"the name {name} was taken {_TRIES} times", hint="save each step once")
+
+
+def _is_of(checkpoint: Checkpoint, manifest: Manifest) -> bool:
+    """Return whether a checkpoint is by the attempt, and the run, of a manifest."""
+    with suppress(CheckpointError):
+        found = checkpoint.manifest()
+        return (found.attempt, found.run) == (manifest.attempt, manifest.run)
+    return False
+
+
+def _has_token(checkpoint: Checkpoint, token: str) -> bool:
+    with suppress(CheckpointError):
+        return checkpoint.manifest().token == token
+    return False
+
+
+def _share_name(node: int) -> str:
+    return f"share.{node}.json"

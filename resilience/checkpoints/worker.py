@@ -1,0 +1,71 @@
+"""The child process of a store: does one job and answers. Started by `child.py`, as a new interpreter.
+
+It reads whole checkpoints, so it has a low priority, little memory (no framework is imported) and no lock of the
+training. Job and answer are JSON: the job on standard input, the answer as the last line of standard output.
+
+A job ends with its process, also if the training ends before: a complete part is committed. A job with `with_parent`
+ends with the training.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib
+import json
+import os
+import sys
+
+from resilience.errors import ResilError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+JOBS = {
+    "share": ("resilience.checkpoints.commit", "share_job"),
+    "commit": ("resilience.checkpoints.commit", "commit_job"),
+    "verify": ("resilience.checkpoints.verify", "verify_job"),
+    "seal": ("resilience.checkpoints.adopt", "seal_job"),
+    "prune": ("resilience.checkpoints.prune", "prune_job"),
+}
+"""Module and function of each job: it takes the job and returns the answer."""
+NICENESS = 10
+_HINTS = {
+    errno.ENOSPC: "free space: resil ckpt prune",
+    errno.EDQUOT: "your quota is full: resil ckpt prune",
+    errno.EROFS: "the file system is read-only: ask its administrators",
+}
+
+
+def do(job: dict[str, Any]) -> dict[str, Any]:
+    """Do one job. Return `{"answer": ...}`, or `{"error": text, "hint": text, "transient": bool}`."""
+    module, function = JOBS[job["do"]]
+    try:
+        return {"answer": getattr(importlib.import_module(module), function)(job)}
+    except ResilError as error:
+        return {"error": error.message, "hint": error.hint, "transient": error.transient}
+    except OSError as error:
+        text = f"{error.strerror}: {os.fsdecode(error.filename)}" if error.filename else str(error)
+        return {"error": text, "hint": _HINTS.get(error.errno or 0, ""), "transient": True}
+    except Exception as error:
+        return {
+            "error": f"{type(error).__name__}: {error}",
+            "hint": "report this as a bug of resil",
+            "transient": False,
+        }
+
+
+def main() -> None:
+    """Read a job from standard input, do it, and write the answer."""
+    with open(0, encoding="utf-8", closefd=False) as file:
+        job = json.load(file)
+    with open(1, "w", encoding="utf-8", closefd=False) as output:
+        if job.get("with_parent"):
+            # The kernel sends SIGIO when the reader of the pipe is gone (pipe_release in fs/pipe.c); it ends a process.
+            fcntl.fcntl(1, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_ASYNC)
+        os.nice(NICENESS)
+        answer = do(job)
+        output.write(f"\n{json.dumps(answer)}\n")
+    sys.stdout = sys.stderr = None  # nothing to flush, if the training is gone
