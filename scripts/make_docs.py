@@ -205,6 +205,7 @@ def _kind(name: str, hint: Any) -> str:
         ("_s", "duration"),
         ("stop_after", "duration"),
         ("within", "duration"),
+        ("redo_max", "duration"),
         ("_bytes", "size"),
         ("_percent", "percentage"),
     ):

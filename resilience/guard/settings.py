@@ -62,6 +62,10 @@ class GuardSettings:
         walltime_margin_s: additional seconds that must remain.
         walltime_ask_s: interval at which the scheduler is queried for a changed time limit; 0 for never.
         first_save_s: assumed duration of a save before one was measured.
+        every: how often the guard requests a save: `500 steps` (at multiples), `30 min` (since the last save began), or
+            `auto` (from what saves and failures cost). Default: never; the training saves when it wants.
+        redo_max: the most work that a failure may destroy, in seconds or as "30m"; `every = "auto"` saves often enough
+            for that, unless the file system is too slow. 0: no limit.
         save_overlap: handling of a requested save without a stop while another save is in flight: wait (the training
             waits until that one is durable, then saves) or skip (no save; a save switch is retried afterwards).
         loss_nonfinite: action when the loss is NaN or infinite: stop (without a save, exit code 1), save (and
@@ -116,6 +120,8 @@ class GuardSettings:
     walltime_margin_s: float = _within(10.0, 0.0, _DAY_S)
     walltime_ask_s: float = _within(120.0, 0.0, _DAY_S)
     first_save_s: float = _within(60.0, 0.0, _DAY_S)
+    every: str = ""
+    redo_max: float = _within(0.0, 0.0, 30 * _DAY_S)
     save_overlap: str = _one_of("wait", "skip")
     loss_nonfinite: str = _one_of("stop", "save", "save_and_stop", "report", "off")
     loss_nonfinite_in_a_row: int = _within(1, 1, 10**6)
@@ -143,7 +149,9 @@ class GuardSettings:
 
 
 _SIGNALS = ("USR1", "USR2", "TERM", "HUP", "INT")
-_UNITS = {"_percent": " %", "_bytes": " bytes", "_s": " s", "_steps": " steps", "stop_after": " s"}
+_UNITS = {"_percent": " %", "_bytes": " bytes", "_s": " s", "_steps": " steps", "stop_after": " s", "redo_max": " s"}
+_DURATIONS = ("stop_after", "redo_max")
+"""Settings in seconds whose names do not say so."""
 
 
 def read_settings(environ: Mapping[str, str], **arguments: Any) -> GuardSettings:
@@ -196,6 +204,8 @@ def _check(setting: Field[Any], value: Any, shown: str) -> None:
     if kind is tuple:
         for signal in value:
             _check_signal(signal, shown)
+    if name == "every" and value:
+        _check_every(value, shown)
     choices = setting.metadata.get("choices")
     if choices and value not in choices:
         raise GuardError(f"{shown} = {_short(value)} is invalid", hint=suggest(value, filter(None, choices)))
@@ -207,6 +217,15 @@ def _check(setting: Field[Any], value: Any, shown: str) -> None:
         if not low <= value <= high:  # NaN included
             hint = f"set a value from {low:g} to {high:g}{_unit(name)}"
             raise GuardError(f"{shown} = {_short(value)} is out of range", hint=hint)
+
+
+def _check_every(value: str, shown: str) -> None:
+    from resilience.cadence import parse_every
+
+    try:
+        parse_every(value)
+    except QuantityError as error:
+        raise GuardError(f"{shown} = {_short(value)}: {error.message}", hint=error.hint) from None
 
 
 def _check_signal(name: Any, shown: str) -> None:
@@ -262,7 +281,7 @@ def _convert(setting: Field[Any], value: Any) -> Any:
             raise ValueError
         return value.strip().lower() if choices else value.strip()
     if isinstance(value, str):
-        value = parse_in_unit("stop_after_s" if setting.name == "stop_after" else setting.name, value)
+        value = parse_in_unit(setting.name + "_s" * (setting.name in _DURATIONS), value)
     if kind is float:
         return float(value)
     whole = value if isinstance(value, int) else float(value)
