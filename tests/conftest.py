@@ -142,6 +142,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 TOGETHER = ("tests/slurm/", "tests/end_to_end/test_bare_environment.py")
 """Files whose tests share what takes long to make: a cluster, an environment."""
+WITH_TORCH = (
+    "tests/integrations/test_torch.py", "tests/integrations/test_state_check.py", "tests/guard/triggers/test_loss.py",
+    "tests/integrations/test_random_state.py",
+)  # fmt: skip
+"""Files that import torch into the process of the tests: 5 s and 200 MB, and forks are slower from then on."""
 
 
 def group_of(nodeid: str) -> str | None:
@@ -149,6 +154,8 @@ def group_of(nodeid: str) -> str | None:
     file, _, name = nodeid.partition("::")
     if file.startswith(TOGETHER):
         return file
+    if file in WITH_TORCH:
+        return "torch"
     return f"slurm of {file}" if "[slurm" in name else None
 
 
