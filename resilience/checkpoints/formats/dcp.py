@@ -1,0 +1,136 @@
+"""PyTorch's distributed checkpoints (DCP): `.metadata`, and one or more `__RANK_N.distcp` of each rank.
+
+`.metadata` is a pickle. It is not unpickled: its opcodes are read as text, which gives the files that it refers to, and
+the items that it knows and has no place for. DCP 2.13 commits both after a writer thread has failed (pytorch#191391).
+Source: torch/distributed/checkpoint/metadata.py and filesystem.py, 2.13.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from posixpath import normpath
+from typing import Any
+
+from resilience.checkpoints.formats import Content, Fault, joined
+from resilience.checkpoints.formats.zip import check_zip
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pickletools import OpcodeInfo
+
+METADATA = ".metadata"
+_SHARD = re.compile(r"__\d+_\d+\.distcp")
+_MODULE = b"torch.distributed.checkpoint.metadata"
+_MOST_READ_BYTES = 16 * 2**20
+"""A longer `.metadata` is not read: its opcodes take about a second per 4 MB."""
+
+
+class Dcp:
+    """Directories with `.metadata` or `.distcp` files."""
+
+    def check(self, content: Content) -> Fault | None:
+        """See `Format`."""
+        for directory, names in content.directories.items():
+            shards = [joined(directory, name) for name in names if _SHARD.fullmatch(name)]
+            if shards or METADATA in names:
+                fault = _check_directory(content, directory, shards)
+                if fault is not None:
+                    return fault
+        return None
+
+
+FORMAT = Dcp()
+
+
+def _check_directory(content: Content, directory: str, shards: list[str]) -> Fault | None:
+    metadata = joined(directory, METADATA)
+    size = content.sizes.get(metadata)
+    if size is None:
+        return Fault(metadata, f"a file beside {shards[0]}", "none", "is missing")
+    if not shards and size and _MODULE not in content.read(metadata, 200):
+        return None  # of another framework
+    if content.read(metadata, 1) != b"\x80" or content.read(metadata, 1, -1) != b".":
+        return Fault(metadata, "a pickle", f"another beginning or end of {size:,} bytes", "is truncated or damaged")
+    for path in shards:
+        if not content.sizes[path]:
+            return Fault(path, "tensors", "0 bytes", "is empty")
+        if content.read(path, 4) == b"PK\3\4":  # else its own serialization, such as a compressed one
+            fault = check_zip(content, path, is_last_of_several=True)
+            if fault is not None:
+                return fault
+    return _check_references(content, directory, metadata) if size <= _MOST_READ_BYTES else None
+
+
+def _check_references(content: Content, directory: str, metadata: str) -> Fault | None:
+    try:
+        wanted, found, ends = read_metadata(content.read(metadata))
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        return Fault(metadata, "a pickle", str(error) or repr(error), "is damaged")
+    for name, end in sorted(ends.items()):
+        path = normpath(joined(directory, name))
+        if path.startswith(("/", "../")):
+            continue
+        if path not in content.sizes:
+            return Fault(path, f"a file of {end:,} bytes by {METADATA}", "none", "is missing")
+        if content.sizes[path] < end:
+            expected, is_there = f"{end:,} bytes by {METADATA}", f"{content.sizes[path]:,} bytes"
+            return Fault(path, expected, is_there, "is truncated")
+    for item, count in wanted.items():
+        if found[item] < count:
+            expected, is_there = f"a place for {count} of {item}", f"{found[item]}"
+            return Fault(metadata, expected, is_there, "lacks data that a writer did not write")
+    return None
+
+
+def read_metadata(text: bytes) -> tuple[Counter[str], Counter[str], dict[str, int]]:
+    """Return what the pickle in `.metadata` says. Follows its opcodes, and never builds an object.
+
+    Returns:
+        Number of chunks of each item; number of places of each item in files; end of the data in each file, in bytes.
+
+    Raise ValueError and others if it is no pickle.
+    """
+    from pickletools import genops
+
+    wanted: Counter[str] = Counter()
+    found: Counter[str] = Counter()
+    ends: dict[str, int] = {}
+    recent: list[Any] = [None] * 8
+    """The newest values: texts, numbers, `(class,)`, and None for all else."""
+    memo: dict[int, Any] = {}
+    item = ""
+    operations: Iterator[tuple[OpcodeInfo, Any, int | None]] = genops(text)
+    for opcode, argument, _ in operations:
+        name = opcode.name
+        if name == "MEMOIZE":
+            memo[len(memo)] = recent[-1]
+            continue
+        if name in ("BINPUT", "LONG_BINPUT"):
+            memo[argument] = recent[-1]
+            continue
+        if name in ("BINGET", "LONG_BINGET"):
+            recent.append(memo[argument])
+        elif name == "STACK_GLOBAL":
+            recent[-2:] = [(recent[-1],)]
+        elif name == "GLOBAL":
+            recent.append((argument.rpartition(" ")[2],))
+        elif name == "NEWOBJ" and isinstance(recent[-2], tuple):
+            made = recent[-2][0]
+            if made in ("TensorStorageMetadata", "BytesStorageMetadata"):
+                item = str(recent[-3])
+            wanted[item] += made in ("ChunkStorageMetadata", "BytesStorageMetadata")
+            recent.append(None)
+        elif name in ("MARK", "FRAME", "PROTO"):
+            continue
+        else:
+            recent.append(argument)
+        if recent[-2] == "fqn":
+            found[str(recent[-1])] += 1
+        elif recent[-2] == "length" and recent[-4] == "offset" and recent[-6] == "relative_path":
+            path, end = recent[-5], recent[-3] + recent[-1]
+            ends[path] = max(ends.get(path, 0), end)
+        if len(recent) > 4096:
+            del recent[:-8]
+    return +wanted, found, ends

@@ -1,0 +1,116 @@
+"""Zip files: `torch.save` (.pt, .pth, .ckpt, .bin) and `numpy.savez` (.npz). The central directory closes the file.
+
+A `torch.save` file of the old kind is a pickle without any structure that can be checked: only its size and digest are.
+Format: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3. The standard library's zipfile is no help: it
+says "not a zip file" also when reading fails, and accepts files with a part missing in the middle.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from resilience.checkpoints.formats import Content, Fault
+
+ALWAYS, MAYBE = (".npz",), (".pt", ".pth", ".ckpt")
+_LOCAL, _ENTRY, _END, _END64, _LOCATOR = b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7"
+_MOST_DIRECTORY_BYTES = 256 * 2**20
+"""A longer central directory (a million tensors) is not read."""
+
+
+class Zip:
+    """Files whose content is one zip archive."""
+
+    def check(self, content: Content) -> Fault | None:
+        """See `Format`."""
+        for path, size in content.sizes.items():
+            if not path.endswith((*ALWAYS, *MAYBE, ".bin")):
+                continue
+            if not size:
+                if path.endswith(".bin"):
+                    continue  # any data may have this name
+                return Fault(path, "a zip file", "0 bytes", "is empty")
+            is_zip = content.read(path, 4) == _LOCAL
+            if not is_zip and (path.endswith(ALWAYS) or content.read(path, 4, -22) == _END):
+                return Fault(path, "PK\\3\\4 at byte 0", "other bytes", "is damaged")
+            fault = check_zip(content, path) if is_zip else None
+            if fault is not None:
+                return fault
+        return None
+
+
+FORMAT = Zip()
+
+
+def check_zip(content: Content, path: str, *, is_last_of_several: bool = False) -> Fault | None:
+    """Return the fault of a file that begins as a zip archive and has to end as one. Raise OSError.
+
+    Args:
+        content: the checkpoint.
+        path: of the file in it.
+        is_last_of_several: the file is a sequence of archives; only the last one is checked.
+    """
+    size = content.sizes[path]
+    tail = content.read(path, 22, -22)
+    if tail[:4] != _END or len(tail) < 22:  # a comment may follow
+        tail = content.read(path, 22 + 0xFFFF, -22 - 0xFFFF)
+        at = tail.rfind(_END)
+        if at < 0 or len(tail) < at + 22 + int.from_bytes(tail[at + 20 : at + 22], "little"):
+            return Fault(path, "the end record of a zip file", f"none at the end of {size:,} bytes", "is truncated")
+        tail = tail[at:]
+    end = size - len(tail)
+    count, directory_size, offset = struct.unpack("<HII", tail[10:20])
+    locator = content.read(path, 20, end - 20) if end >= 76 else b""
+    if locator[:4] == _LOCATOR:
+        record = content.read(path, 56, end - 76)
+        if record[:4] != _END64:
+            return Fault(path, f"PK\\6\\6 at byte {end - 76:,}", "other bytes", "is damaged")
+        count, directory_size, offset = struct.unpack("<QQQ", record[32:56])
+        end -= 76
+    before = end - directory_size - offset  # archives before this one
+    if before < 0 or (before > 0 and not is_last_of_several):
+        words = f"{-before:,} bytes less" if before < 0 else f"{before:,} bytes more"
+        return Fault(path, f"a zip directory at byte {offset:,}", words, "lacks data" if before < 0 else "is damaged")
+    if directory_size > _MOST_DIRECTORY_BYTES:
+        return None
+    return _check_entries(path, content.read(path, directory_size, offset + before), count, offset)
+
+
+def _check_entries(path: str, directory: bytes, count: int, end: int) -> Fault | None:
+    """Check that the members lie one after the other from byte 0 to `end`, where the directory begins."""
+    at, members = 0, []
+    for number in range(count):
+        if directory[at : at + 4] != _ENTRY or len(directory) < at + 46:
+            return Fault(path, f"{count:,} members in the zip directory", f"{number:,}", "is damaged")
+        size, full_size, name, extra, comment = struct.unpack("<IIHHH", directory[at + 20 : at + 34])
+        offset = int.from_bytes(directory[at + 42 : at + 46], "little")
+        size, offset = _wide(directory[at + 46 + name : at + 46 + name + extra], size, full_size, offset)
+        members.append((offset, offset + 30 + name + size, directory[at + 46 : at + 46 + name]))
+        at += 46 + name + extra + comment
+    if at != len(directory):
+        return Fault(path, f"a zip directory of {at:,} bytes", f"{len(directory):,} bytes", "is damaged")
+    last = 0
+    for offset, member_end, name in sorted(members):
+        if offset < last or (not last and offset):
+            where = f"its member {name.decode('utf-8', 'replace')} at byte {last:,} or later"
+            return Fault(path, where if last else f"a member at byte {last}", f"byte {offset:,}", "is damaged")
+        last = member_end
+    if last > end:
+        return Fault(path, f"members up to byte {end:,}", f"up to byte {last:,}", "is damaged")
+    return None
+
+
+def _wide(extra: bytes, size: int, full_size: int, offset: int) -> tuple[int, int]:
+    """Return compressed size and offset, from the zip64 field where the 32 bit fields are full (4.5.3)."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack("<HH", extra[at : at + 4])
+        if kind == 1:
+            wide = [int.from_bytes(extra[i : i + 8], "little") for i in range(at + 4, at + 4 + length - 7, 8)]
+            if full_size == 0xFFFFFFFF and wide:
+                wide.pop(0)
+            if size == 0xFFFFFFFF and wide:
+                size = wide.pop(0)
+            if offset == 0xFFFFFFFF and wide:
+                offset = wide.pop(0)
+        at += 4 + length
+    return size, offset

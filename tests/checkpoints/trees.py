@@ -1,0 +1,60 @@
+"""Checkpoints for tests: copies of what frameworks saved, committed into a store."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from resilience.checkpoints.digest import digest_file, list_files
+from resilience.checkpoints.directory import Checkpoint, StoreDirectory
+from resilience.checkpoints.manifest import FileEntry, Manifest, new_token, to_text
+from resilience.checkpoints.names import OWN, SEALS, committed_name, seal_name
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "checkpoints"
+FORMATS = ("dcp", "hf", "orbax", "safetensors", "torch")
+
+
+def manifest_of(path: Path, step: int, algorithm: str = "crc32") -> Manifest:
+    """Return the manifest of a file or a directory as it is."""
+    listing = list_files(path)
+    entries = (FileEntry(name, *digest_file(path / name if name else path, algorithm)) for name in listing.sizes)
+    return Manifest(
+        token=new_token(),
+        step=step,
+        algorithm=algorithm,
+        files=tuple(sorted(entries)),
+        directories=len(listing.directories),
+    )
+
+
+def commit_tree(store: StoreDirectory, step: int, source: Path) -> Checkpoint:
+    """Copy a directory into the store, and commit it."""
+    checkpoint = Checkpoint(store.path, committed_name(step), step)
+    shutil.copytree(source, checkpoint.path)
+    (checkpoint.path / OWN).mkdir(exist_ok=True)
+    rewrite(checkpoint, manifest_of(checkpoint.path, step))
+    return checkpoint
+
+
+def seal_tree(store: StoreDirectory, step: int, source: Path, name: str) -> Checkpoint:
+    """Copy a file or a directory into the store under a name of its own, and seal it."""
+    target = store.path / name
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy(source, target)
+    checkpoint = Checkpoint(store.path, name, step, seal_name(step, name))
+    (store.own / SEALS).mkdir(parents=True, exist_ok=True)
+    rewrite(checkpoint, manifest_of(target, step))
+    return checkpoint
+
+
+def rewrite(checkpoint: Checkpoint, manifest: Manifest) -> None:
+    """Write a checkpoint's manifest."""
+    checkpoint.manifest_path.write_text(to_text(manifest))
+
+
+def with_algorithm(checkpoint: Checkpoint, algorithm: str) -> None:
+    """Let a checkpoint's manifest name another algorithm."""
+    rewrite(checkpoint, replace(checkpoint.manifest(), algorithm=algorithm))
