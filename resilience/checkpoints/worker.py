@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 JOBS = {
     "share": ("resilience.checkpoints.commit", "share_job"),
     "commit": ("resilience.checkpoints.commit", "commit_job"),
-    "verify": ("resilience.checkpoints.verify", "verify_job"),
+    "verify": ("resilience.checkpoints.verified", "verify_job"),
     "seal": ("resilience.checkpoints.adopt", "seal_job"),
     "prune": ("resilience.checkpoints.prune", "prune_job"),
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ import pytest
 
 from resilience.checkpoints import verify as verify_module
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
+from resilience.checkpoints.formats import Content
 from resilience.checkpoints.manifest import to_text
-from resilience.checkpoints.verified import read_verified, write_verified
+from resilience.checkpoints.verified import from_answer, read_verified, write_verified
 from resilience.checkpoints.verify import LEVELS, Fault, Verification, in_share, verify
+from resilience.checkpoints.worker import do
 from tests.checkpoints.trees import FORMATS, RECORDED, commit_tree, manifest_of, rewrite, seal_tree, with_algorithm
 
 SEED = 15
@@ -116,7 +120,7 @@ def swap(one: Path, other: Path) -> None:
     aside.rename(other)
 
 
-DAMAGE = {
+DAMAGE: dict[str, tuple[str, Callable[[Path], object], str, str, str]] = {
     "a missing rank": ("__1_0.distcp", lambda path: path.unlink(), "is missing", "4,479 bytes", "no file"),
     "a truncated file": ("__1_0.distcp", lambda path: os.truncate(path, 9), "is truncated", "4,479 bytes", "9 bytes"),
     "a longer file": (".metadata", lambda path: os.truncate(path, 2000), "is too long", "1,188 bytes", "2,000 bytes"),
@@ -223,7 +227,7 @@ def test_an_error_of_reading_a_header_is_unknown(checkpoint: Checkpoint, monkeyp
     def broken(self: object, path: str, size: int = -1, offset: int = 0) -> bytes:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
 
-    monkeypatch.setattr(verify_module.Content, "read", broken)
+    monkeypatch.setattr(Content, "read", broken)
     found = verify(checkpoint, "structure")
     assert found.fault is None
     assert "Stale file handle" in found.why_unknown
@@ -262,6 +266,29 @@ def test_files_after_the_deadline_are_unread_and_so_not_good(checkpoint: Checkpo
     found = verify(checkpoint, deadline=time.monotonic() - 1)
     assert (found.fault, found.unread, found.is_good) == (None, 3, False)
     assert verify(checkpoint, deadline=time.monotonic() + 600).is_good
+
+
+# ---- in a child
+
+
+def test_the_job_of_a_child_answers_as_json_and_records_what_it_read(checkpoint: Checkpoint) -> None:
+    job = {"do": "verify", "store": str(checkpoint.store), "name": checkpoint.name}
+    answer = do(job)["answer"]
+    assert from_answer(json.loads(json.dumps(answer))) == verify(checkpoint)
+    record = read_verified(checkpoint)
+    assert record is not None
+    assert record.level == "digest"
+    flip(checkpoint.path / "__1_0.distcp", 8 * 1000)
+    assert from_answer(do(job)["answer"]) == verify(checkpoint)
+    record = read_verified(checkpoint)
+    assert record is not None
+    assert record.fault == verify(checkpoint).fault
+
+
+def test_a_share_is_no_record(checkpoint: Checkpoint) -> None:
+    job = {"do": "verify", "store": str(checkpoint.store), "name": checkpoint.name, "node": 1, "nodes": 2}
+    assert from_answer(do(job)["answer"]).is_good
+    assert read_verified(checkpoint) is None
 
 
 # ---- records
