@@ -120,17 +120,22 @@ def swap(one: Path, other: Path) -> None:
     aside.rename(other)
 
 
+def made_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def made_link(path: Path) -> None:
+    path.symlink_to(path.rename(path.with_name("other")))
+
+
 DAMAGE: dict[str, tuple[str, Callable[[Path], object], str, str, str]] = {
-    "a missing rank": ("__1_0.distcp", lambda path: path.unlink(), "is missing", "4,479 bytes", "no file"),
+    "a missing rank": ("__1_0.distcp", Path.unlink, "is missing", "4,479 bytes", "no file"),
     "a truncated file": ("__1_0.distcp", lambda path: os.truncate(path, 9), "is truncated", "4,479 bytes", "9 bytes"),
     "a longer file": (".metadata", lambda path: os.truncate(path, 2000), "is too long", "1,188 bytes", "2,000 bytes"),
-    "a directory": (".metadata", lambda path: (path.unlink(), path.mkdir()), "was replaced", "a file", "a directory"),
-    "a link": (
-        ".metadata",
-        lambda path: (path.rename(path.with_name("other")), path.symlink_to("other")),
-        "was replaced", "a file", "a symbolic link",
-    ),
-}  # fmt: skip
+    "a directory": (".metadata", made_directory, "was replaced", "a file", "a directory"),
+    "a link": (".metadata", made_link, "was replaced", "a file", "a symbolic link"),
+}
 
 
 @pytest.mark.parametrize("level", LEVELS)
