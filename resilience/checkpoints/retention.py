@@ -1,8 +1,8 @@
 """Which checkpoints to keep, and why. Pure: nothing here deletes anything.
 
-A checkpoint is kept if any rule of the policy keeps it, if it is pinned or labelled, or below the floor that no policy
-overrides: it goes only when two newer ones are verified, and never while it is the one last resumed from. So the newest
-two verified ones stay, with all that is newer than either; and with fewer than two verified ones everything stays.
+A checkpoint is kept if any rule of the policy keeps it, or if it is pinned or labelled. Below that is a floor that no
+policy reaches: a checkpoint goes only when those of two later steps are verified, and never if the run was last resumed
+from it. So the newest two verified ones stay, and all that are newer; with fewer than two verified ones, all stay.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from resilience.errors import UsageError
 from resilience.quantities import format_duration
 
 FLOOR = 2
-"""How many verified checkpoints must be newer than one that is deleted."""
+"""Of how many later steps a checkpoint must be verified before one is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def plan(
     epoch. `resumed_from`: name of the checkpoint that was last resumed from. Raise UsageError if a checkpoint would be
     deleted although none has the metric of `best`: a misspelt name would delete the best ones.
     """
-    ordered = sorted(candidates, key=lambda one: (one.step, one.name))
+    ordered = sorted(candidates, key=lambda one: one.step)  # of one step, the last one replaces the others
     ours = [one for one in ordered if not one.is_foreign]
     reasons = {one.name: "sealed: its framework manages it (manage = false)" for one in ordered if one.is_foreign}
     if resumed_from:
@@ -165,8 +165,8 @@ def _by_policy(ours: Sequence[Candidate], policy: Policy, now: float) -> Iterato
 
 
 def _by_floor(ours: Sequence[Candidate]) -> Iterator[tuple[str, str]]:
-    """Yield the names of those that fewer than two verified ones of a later step supersede."""
-    verified = sorted((one.step for one in ours if one.is_verified), reverse=True)
+    """Yield the names of those that fewer than two verified ones of later steps supersede."""
+    verified = sorted({one.step for one in ours if one.is_verified}, reverse=True)
     for one in ours:
         newer = sum(step > one.step for step in verified[:FLOOR])
         if newer < FLOOR:

@@ -10,11 +10,12 @@ ends with the training.
 from __future__ import annotations
 
 import errno
-import fcntl
 import importlib
 import json
 import os
+import select
 import sys
+import threading
 
 from resilience.errors import ResilError
 
@@ -62,10 +63,19 @@ def main() -> None:
         job = json.load(file)
     with open(1, "w", encoding="utf-8", closefd=False) as output:
         if job.get("with_parent"):
-            # The kernel sends SIGIO when the reader of the pipe is gone (pipe_release in fs/pipe.c); it ends a process.
-            fcntl.fcntl(1, fcntl.F_SETOWN, os.getpid())
-            fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_ASYNC)
+            threading.Thread(target=_end_with_parent, daemon=True).start()
         os.nice(NICENESS)
         answer = do(job)
         output.write(f"\n{json.dumps(answer)}\n")
     sys.stdout = sys.stderr = None  # nothing to flush, if the training is gone
+
+
+def _end_with_parent() -> None:
+    """End this process when the training has, or has called `Worker.kill`: when nobody reads the pipe any more.
+
+    Not by SIGIO: the kernel also sends that at each read (pipe_read in fs/pipe.c).
+    """
+    poll = select.poll()
+    poll.register(1, 0)  # POLLERR is always reported (poll(2))
+    poll.poll()
+    os._exit(1)
