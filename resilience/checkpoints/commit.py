@@ -19,6 +19,7 @@ from resilience.base.files import open_directory, read_regular, replace_file, sy
 from resilience.checkpoints import fence
 from resilience.checkpoints.digest import best_algorithm, digest_file, list_files, sync_file
 from resilience.checkpoints.directory import MOST_MANIFEST_BYTES, Checkpoint, StoreDirectory
+from resilience.checkpoints.formats import Content, check_content
 from resilience.checkpoints.manifest import FileEntry, Manifest, new_token, to_text
 from resilience.checkpoints.names import MANIFEST, OWN, committed_name, number_of, parse_part
 from resilience.checkpoints.trash import discard, discard_replaced
@@ -90,7 +91,7 @@ def commit(store: StoreDirectory, part: str, fields: dict[str, Any], *, nodes: i
         algorithm = best_algorithm()
         entries = _digest_share(path, 0, 1, algorithm)
     digest_s = time.monotonic() - began
-    directories = _compare(path, entries)
+    directories = _check(path, entries)
     for directory in (*reversed(directories), ""):
         sync_directory(path / directory)
     manifest = Manifest(
@@ -153,8 +154,8 @@ def _read_shares(part: Path, nodes: int) -> tuple[str, list[FileEntry]]:
     return algorithms.pop(), entries
 
 
-def _compare(part: Path, entries: list[FileEntry]) -> list[str]:
-    """Return the directories inside. Raise CheckpointError if files changed after they were digested."""
+def _check(part: Path, entries: list[FileEntry]) -> list[str]:
+    """Return the directories inside. Raise CheckpointError if files changed after their digest, or are not complete."""
     sizes, directories = list_files(part)
     digested = {entry.path: entry.size for entry in entries}
     if not sizes:
@@ -166,6 +167,8 @@ def _compare(part: Path, entries: list[FileEntry]) -> list[str]:
                 "digested",
                 hint="save in the background with part.until(handle), so that the commit waits for it",
             )
+    if fault := check_content(Content(part, sizes)):
+        raise CheckpointError(f"{part} is not complete: {fault}", hint="a writer failed, perhaps without a word")
     return directories
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from resilience.checkpoints.directory import StoreDirectory
 from resilience.checkpoints.names import MANIFEST, OWN, PINS
 from resilience.errors import CheckpointError
 from tests.checkpoints.saves import RUN, committed, content, listed, new_store, read, write_part
+from tests.checkpoints.trees import RECORDED
 
 
 @pytest.fixture
@@ -168,6 +170,16 @@ def test_shares_that_do_not_agree_with_the_part_are_refused(store: StoreDirector
     change(store.path / part)
     with pytest.raises(CheckpointError, match=words):
         commit(store, part, {}, nodes=2)
+    assert (store.checkpoints(), store.parts()) == ([], [part])
+
+
+def test_a_file_that_a_failed_writer_left_short_is_refused_and_named(store: StoreDirectory) -> None:
+    part = write_part(store, 40)
+    shutil.copytree(RECORDED / "dcp", store.path / part / "dcp")
+    shard = max((store.path / part / "dcp").glob("__*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=f"{part} is not complete: dcp/{shard.name} .* expected .* found"):
+        commit(store, part, {"run": RUN})
     assert (store.checkpoints(), store.parts()) == ([], [part])
 
 

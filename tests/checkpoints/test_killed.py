@@ -35,6 +35,8 @@ from resilience.checkpoints.directory import StoreDirectory
 from resilience.checkpoints.trash import discard, empty
 from resilience.errors import CheckpointError
 import xxhash
+from resilience.checkpoints.formats import check_content, Content
+check_content(Content('/', {}))
 
 def refused(act, *arguments, **more):
     try:
