@@ -41,9 +41,9 @@ def share_job(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def commit_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Do a job of the worker: `store`, `part`, `nodes` and `fields`. See `commit`."""
+    """Do a job of the worker: `store`, `part`, `nodes`, `inode` and `fields`. See `commit`."""
     store = StoreDirectory.open(job["store"])
-    return commit(store, job["part"], job.get("fields", {}), nodes=job.get("nodes", 1))
+    return commit(store, job["part"], job.get("fields", {}), nodes=job.get("nodes", 1), inode=job.get("inode", 0))
 
 
 def write_share(part: Path, node: int, nodes: int, algorithm: str | None = None) -> int:
@@ -60,7 +60,9 @@ def write_share(part: Path, node: int, nodes: int, algorithm: str | None = None)
     return len(entries)
 
 
-def commit(store: StoreDirectory, part: str, fields: dict[str, Any], *, nodes: int = 1) -> dict[str, Any]:
+def commit(
+    store: StoreDirectory, part: str, fields: dict[str, Any], *, nodes: int = 1, inode: int = 0
+) -> dict[str, Any]:
     """Commit the part of that name; return what was committed.
 
     Args:
@@ -68,6 +70,7 @@ def commit(store: StoreDirectory, part: str, fields: dict[str, Any], *, nodes: i
         part: the part's name, which says step and attempt.
         fields: of the manifest: run, label, world, layout, started_at, stall_s, metrics.
         nodes: number of shares to expect; with one node, its files are digested here.
+        inode: of the part's directory; 0: unknown. A restarted process of this attempt gives its parts the same names.
 
     Returns:
         `name` of the checkpoint, `bytes`, `inodes`, `digest_s`, and `outcome`: `committed`; `replaced` if there was one
@@ -106,6 +109,8 @@ def commit(store: StoreDirectory, part: str, fields: dict[str, Any], *, nodes: i
         os.unlink(path / OWN / _share_name(node))
     replace_file(path / OWN / MANIFEST, to_text(manifest), mode=0o644, durable=True)
     sync_directory(path)
+    if inode and os.stat(path).st_ino != inode:
+        raise CheckpointError(f"{path} was taken away", hint="was this process restarted?")
     name, outcome = _publish(store, part, manifest)
     return {
         "name": name,
