@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 import zlib
 from typing import NamedTuple
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 2**20
 MOST_FILES = 500_000
 """Of a checkpoint: half a million take 300 MB of memory to commit, and minutes to open on a file server."""
+
+
+class OutOfTime(Exception):
+    """The deadline came before the end of a file."""
 
 
 class Listing(NamedTuple):
@@ -89,11 +94,13 @@ def is_known(algorithm: str) -> bool:
     return algorithm == "crc32" or (algorithm in ALGORITHMS and best_algorithm() == algorithm)
 
 
-def digest_file(path: str | Path, algorithm: str, *, sync: bool = False) -> tuple[int, str]:
+def digest_file(
+    path: str | Path, algorithm: str, *, sync: bool = False, deadline: float | None = None
+) -> tuple[int, str]:
     """Return the size of a file in bytes, and the digest of its content in hexadecimal.
 
     With `sync`, writes it to disk first, and drops it from the page cache. Raise OSError with the path;
-    CheckpointError if the algorithm is not known here.
+    CheckpointError if the algorithm is not known here; OutOfTime at the `deadline` of time.monotonic().
     """
     digest = _digest(algorithm)
     buffer = memoryview(bytearray(CHUNK_BYTES))
@@ -104,6 +111,8 @@ def digest_file(path: str | Path, algorithm: str, *, sync: bool = False) -> tupl
             os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         while count := os.readv(descriptor, [buffer]):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise OutOfTime
             digest.update(buffer[:count])
             if sync:
                 os.posix_fadvise(descriptor, size, count, os.POSIX_FADV_DONTNEED)

@@ -13,7 +13,7 @@ import zlib
 from dataclasses import dataclass
 
 from resilience.base.files import kind_of
-from resilience.checkpoints.digest import digest_file, list_files
+from resilience.checkpoints.digest import OutOfTime, digest_file, list_files
 from resilience.checkpoints.directory import Checkpoint
 from resilience.checkpoints.formats import Content, Fault, check_content
 from resilience.checkpoints.manifest import DamagedManifest, FileEntry, Manifest
@@ -104,7 +104,10 @@ def _look(
     for number, entry in enumerate(share):
         if deadline is not None and time.monotonic() >= deadline:
             return None, len(share) - number
-        size, digest = digest_file(checkpoint.path / entry.path, manifest.algorithm)
+        try:
+            size, digest = digest_file(checkpoint.path / entry.path, manifest.algorithm, deadline=deadline)
+        except OutOfTime:
+            return None, len(share) - number
         if (size, digest) != (entry.size, entry.digest):
             expected, found = f"{manifest.algorithm} {entry.digest}", f"{digest} of {size:,} bytes"
             return Fault(entry.path or checkpoint.name, expected, found, "has other content than was committed"), 0

@@ -102,6 +102,10 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
         saving = status.save.pending_attempt or newest
         is_running = any(attempt.number == saving and attempt.end is None for attempt in status.attempts)
         print(f"  saved: {clean(describe_save(status.save, now, is_running=is_running))}")
+    if status.checkpoints is not None:
+        from resilience.checkpoints.summary import describe_summary
+
+        print(f"  checkpoints: {clean(describe_summary(status.checkpoints, now))}")
     if status.attempts and not status.finished:
         _show_end(status.attempts[-1], now)
     if status.waits:
@@ -168,5 +172,16 @@ def _colour(state: JobState) -> str:
 def _to_json(status: RunStatus, now: float) -> dict[str, Any]:
     keys = ("run", "path", "scheduler", "headline", "finished", "step", "next_in_line", "attempts", "switches", "save")
     kill = None if status.kill is None else plain(status.kill) | {"text": describe(status.kill, now)}
-    more = chosen(status, "lost", "trouble", "age_s", "unreadable", "waits", "intervention", "relocation", "breaker")
+    more = chosen(
+        status,
+        "lost",
+        "trouble",
+        "age_s",
+        "unreadable",
+        "waits",
+        "intervention",
+        "relocation",
+        "breaker",
+        "checkpoints",
+    )
     return chosen(status, *keys) | {"jobs": status.rows, "kill": kill} | more

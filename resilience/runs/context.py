@@ -28,6 +28,8 @@ class Context(NamedTuple):
         has_settings: whether a resil.toml was found.
         state_deadline_s: how long the state directory may take to respond.
         cron: [cron]; None: all defaults.
+        checkpoints: [checkpoints] path, absolute; `{run}` in it stands for a run's name. Empty: none.
+        save_every: [guard] every; empty: not set.
         shared: results that the checks of one tick share, and in a child its probes; None outside of a tick.
     """
 
@@ -41,6 +43,8 @@ class Context(NamedTuple):
     has_settings: bool = False
     state_deadline_s: float = 5.0
     cron: CronSettings | None = None
+    checkpoints: str = ""
+    save_every: str = ""
     shared: dict[Any, Any] | None = None
 
     def runs(self) -> tuple[RunDirectory, ...]:

@@ -219,8 +219,8 @@ enabled = true
 # signals = ["USR1", "TERM"]
 
 [watch]
-# The checks of `resil watch --all`. Each has a table of its own: [watch.fs], [watch.inodes], [watch.job], [watch.log].
-# checks = ["fs", "inodes", "job", "log"]
+# The checks of `resil watch --all`. Each has a table of its own: [watch.ckpt], [watch.fs], [watch.inodes] ...
+# checks = ["ckpt", "fs", "inodes", "job", "log"]
 
 [alert]
 # Where to send a notification when a watchdog finds a problem; see also: resil alert test

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from resilience import layout
 from resilience.errors import EX_TEMPFAIL, StateDirectoryError, UsageError
@@ -33,6 +34,9 @@ from resilience.runs.submissions import (
 )
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.switch import Switch
+
+if TYPE_CHECKING:  # not needed without [checkpoints]
+    from resilience.checkpoints.summary import StoreSummary
 
 CANNOT_OPEN_OUTPUT = 53
 """SLURM's signal (0:53) of a job that failed before its start, mostly because of --output."""
@@ -146,6 +150,7 @@ class RunStatus:
         intervention: what a person did to the run since the last submission, or None.
         relocation: a sentence about a run directory that was copied or moved, or empty.
         breaker: the run's breaker if it is open, or None.
+        checkpoints: what its directory of checkpoints holds, or None without one.
         headline: `running`, `queued`, `finished`, `not queued`, `unknown`, `unreadable`.
         trouble: why the scheduler did not answer; the rows are then its answer of `age_s` seconds ago.
         unreadable: why the run's own files could not be read, or empty.
@@ -171,6 +176,7 @@ class RunStatus:
     intervention: Intervention | None = None
     relocation: str = ""
     breaker: OpenBreaker | None = None
+    checkpoints: StoreSummary | None = None
 
 
 def run_statuses(
@@ -183,6 +189,7 @@ def run_statuses(
     only one requested.
     """
     queues = Queues(project.system, project.scheduler, project.scheduler_name(), fresh=fresh)
+    stores = _stores(project, [directory.run for directory in directories])
     statuses = []
     for directory in directories:
         try:
@@ -194,13 +201,34 @@ def run_statuses(
             is_copy = bool(journal.copied_from) and newest_intent(journal.intents) is None
             status = _status(project, directory, scheduler, jobs, answer, logs, is_copy=is_copy)
             relocation = describe_relocation(journal, directory)
-            statuses.append(replace(status, intervention=journal.done, relocation=relocation))
+            status = replace(status, intervention=journal.done, relocation=relocation)
+            statuses.append(replace(status, checkpoints=stores.get(directory.run)))
         except StateDirectoryError as error:
             if len(directories) == 1:
                 raise
             row = RunStatus(directory.run, str(directory.path), headline="unreadable", unreadable=error.message)
             statuses.append(row)
     return tuple(statuses)
+
+
+def _stores(project: Project, runs: Sequence[str]) -> dict[str, StoreSummary]:
+    """Return what the directories of checkpoints hold, by run; a child reads them, for their disk may hang."""
+    paths = {run: str(path) for run in runs if (path := project.loaded.store_path(run)) is not None}
+    if not paths:
+        return {}
+    from resilience.checkpoints.summary import StoreSummary, read_summary
+    from resilience.records import from_record, to_record
+    from resilience.runs.open_project import in_child
+
+    def read() -> list[dict[str, Any]]:
+        return [to_record(found) for path in set(paths.values()) if (found := read_summary(path)) is not None]
+
+    place = f"checkpoints {min(paths.values())}"
+    answer = in_child(project.system, place, read, project.loaded.settings.watch.state_deadline_s)
+    if answer.error is not None:
+        return {run: StoreSummary(path=path, trouble=answer.error.message) for run, path in paths.items()}
+    found = {one.path: one for one in (from_record(StoreSummary, record) for record in answer.value)}
+    return {run: found[path] for run, path in paths.items() if path in found and found[path].run in ("", run)}
 
 
 def _held_by_the_breaker(rows: Sequence[JobRow], jobs: Sequence[Job], directory: RunDirectory) -> tuple[JobRow, ...]:

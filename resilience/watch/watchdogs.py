@@ -71,6 +71,8 @@ def context_of(project: Project) -> Context:
         scheduler_deadline_s=loaded.settings.scheduler.deadline_s,
         has_settings=loaded.path is not None,
         cron=loaded.settings.cron,
+        checkpoints=str(loaded.store_path("{run}") or ""),
+        save_every=str(getattr(loaded.settings.guard, "every", "")),
     )
 
 

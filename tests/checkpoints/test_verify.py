@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from resilience.checkpoints import verify as verify_module
+from resilience.checkpoints.digest import OutOfTime, digest_file
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.formats import Content
 from resilience.checkpoints.manifest import to_text
@@ -218,8 +219,13 @@ def test_digests_that_cannot_be_computed_here_are_unknown_not_good(checkpoint: C
     assert fault_of(verify(checkpoint, "digest")).file == "__1_0.distcp"  # without any digest
 
 
+def test_a_deadline_within_a_file_ends_its_reading(checkpoint: Checkpoint) -> None:
+    with pytest.raises(OutOfTime):
+        digest_file(checkpoint.path / "__1_0.distcp", "crc32", deadline=0.0)
+
+
 def test_an_error_of_reading_is_unknown_not_damaged(checkpoint: Checkpoint, monkeypatch: Any) -> None:
-    def broken(path: Path, algorithm: str) -> tuple[int, str]:
+    def broken(path: Path, algorithm: str, **_: Any) -> tuple[int, str]:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     monkeypatch.setattr(verify_module, "digest_file", broken)

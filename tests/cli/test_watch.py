@@ -34,7 +34,7 @@ def watching(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 def test_the_list_says_what_each_looks_at_and_where_its_settings_stand(watching: Shell) -> None:
     watching.settings(SETTINGS + '[watch.matlab]\nkind = "licence"\n[watch.odd]\nkind = "no-such"\n')
     rows = {line.split()[0]: line for line in watching.resil("watch", "--list").out.splitlines()[1:]}
-    assert {"cron", "fs", "inodes", "job", "log", "licence", "matlab", "odd"} == set(rows)
+    assert {"ckpt", "cron", "fs", "inodes", "job", "log", "licence", "matlab", "odd"} == set(rows)
     assert "licences that are left" in rows["matlab"] and "[watch.matlab]" in rows["matlab"]
     assert "resil.toml" in rows["matlab"] and "defaults" in rows["licence"]
     assert "there is no watchdog 'no-such'" in rows["odd"]
@@ -74,7 +74,7 @@ def test_a_settings_file_that_is_named_behind_the_watchdog_may_be_what_makes_it(
 def test_help_lists_the_watchdogs_even_where_the_settings_are_broken(watching: Shell) -> None:
     watching.settings("[watch\n")
     said = watching.resil("watch", "--help")
-    assert said.code == 0 and all(name in said.out for name in ("fs", "inodes", "job", "log", "licence"))
+    assert said.code == 0 and all(name in said.out for name in ("ckpt", "fs", "inodes", "job", "log", "licence"))
 
 
 def test_the_deadline_of_the_command_line_is_the_one_of_a_look(watching: Shell, tmp_path: Path) -> None:

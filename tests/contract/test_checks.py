@@ -64,8 +64,8 @@ def resil(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, st
     return code, said.out, said.err
 
 
-def test_there_are_the_four_that_the_house_promises() -> None:
-    assert {"fs", "inodes", "job", "log"} <= set(BUILT_IN)
+def test_there_are_those_that_the_house_promises() -> None:
+    assert {"ckpt", "fs", "inodes", "job", "log"} <= set(BUILT_IN)
 
 
 @pytest.mark.parametrize("name", EVERYBODY)

@@ -101,7 +101,7 @@ def run(argv: list[str], directory: Path, environ: dict[str, str]) -> subprocess
 
 
 def test_the_directory_has_what_was_promised() -> None:
-    watchdogs = {f"cron.quarter_hourly/{name}" for name in ("watch-fs", "watch-inodes", "watch-job", "watch-log")}
+    watchdogs = {f"cron.quarter_hourly/watch-{name}" for name in ("ckpt", "fs", "inodes", "job", "log")}
     others = {"cron.quarter_hourly/alert-flush", "cron.hourly/heartbeat", "cron.daily/prune-logs"}
     assert set(map(name_of, PROGRAMS)) == watchdogs | others
     assert {path.stem for path in SCRIPTS} == {path.name for path in PROGRAMS}
@@ -248,8 +248,8 @@ def test_run_parts_runs_all_of_a_directory_from_anywhere(project: Path, tmp_path
         pytest.skip("resil is not installed in this environment; `make test` installs it")
     directory = project / "cron" / "cron.quarter_hourly"
     done = run(["run-parts", "--verbose", str(directory)], tmp_path, plain_environment(tmp_path))
-    assert done.stderr.count("run-parts: executing") == 5 and "not found" not in done.stderr
-    for line in ("FS OK", "INODES OK", "JOB OK", "LOG OK", "nothing is queued"):
+    assert done.stderr.count("run-parts: executing") == 6 and "not found" not in done.stderr
+    for line in ("CKPT OK", "FS OK", "INODES OK", "JOB OK", "LOG OK", "nothing is queued"):
         assert line in done.stdout
     assert (project / ".resil").is_dir(), "it is the project's resil.toml that counts"
 
@@ -275,7 +275,7 @@ def test_as_jobs_they_look_and_end_well_whatever_they_find(project: Path, tmp_pa
         said = {script.stem: submit(opened, script, project, environ) for script in SCRIPTS}
     assert {name for name, text in said.items() if not text.startswith("COMPLETED")} == set(), said
     lines = {"watch-fs": "FS CRITICAL", "watch-inodes": "INODES OK", "watch-job": "JOB OK", "watch-log": "LOG OK"}
-    lines |= {"alert-flush": "nothing is queued", "heartbeat": "CRON "}
+    lines |= {"watch-ckpt": "CKPT OK", "alert-flush": "nothing is queued", "heartbeat": "CRON "}
     assert [name for name, line in lines.items() if line not in said[name]] == [], said
 
 

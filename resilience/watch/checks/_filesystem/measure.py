@@ -1,7 +1,7 @@
 """Measures the size and interval of checkpoints, and finds files that a site's purge policy will delete.
 
-The work is bounded: of a checkpoint with a hundred thousand files, `MOST_FILES` are counted. The interval comes from
-the run's journal.
+Manifests tell sizes and times where there are any. Elsewhere they are measured, and the work is bounded: of a
+checkpoint with a hundred thousand files, `MOST_FILES` are counted. The interval comes from the run's journal.
 
 Sites purge by last access ("not accessed for 30 days") or last change; the later of the two counts. A file system
 mounted `noatime` or `relatime` may report an access a day late.
@@ -17,14 +17,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+from resilience.errors import CheckpointError
 from resilience.watch.checks._filesystem.reading import INODES, median
 
 MOST_FILES = 20_000
 MOST_ENTRIES = 2_000
 MEASURED = 3
 """This many of the newest checkpoints are measured; the largest counts."""
+MOST_MANIFESTS = 4
 SETTLED_S = 60.0
 """A checkpoint changed more recently may still be incomplete."""
 LEAST_BYTES = 2**20
@@ -63,6 +65,46 @@ class CheckpointStats:
 
 def measure_checkpoints(directory: str, journal: str, kind: str, now: float) -> CheckpointStats:
     """Measure the checkpoints in a directory, using the run's journal (empty: none, or not to be accessed)."""
+    found = _committed(directory, kind) or _guessed(directory, kind, now)
+    times = saves_of(_journal_lines(journal)) if journal else ()
+    every_s, source = interval_s(times), "the run's journal"
+    if every_s is None:
+        every_s, source = interval_s(found.times), found.source
+    return CheckpointStats(
+        directory=directory,
+        size=float(max(found.sizes)) if found.sizes else None,
+        every_s=every_s,
+        count=found.number,
+        saves=len(times),
+        source=source if every_s is not None else "",
+    )
+
+
+class _Found(NamedTuple):
+    """The checkpoints of a directory: how many, the times and sizes of the newest, and the source of the times."""
+
+    number: int
+    times: Sequence[float]
+    sizes: Sequence[int]
+    source: str
+
+
+def _committed(directory: str, kind: str) -> _Found | None:
+    """Return what the manifests tell; None if the directory has none. Saves in flight do not count."""
+    from resilience.checkpoints.directory import StoreDirectory
+
+    with suppress(OSError, CheckpointError):
+        checkpoints = StoreDirectory.open(directory).checkpoints()
+        manifests = []
+        for one in checkpoints[-MOST_MANIFESTS:]:
+            with suppress(OSError, CheckpointError):
+                manifests.append(one.manifest())
+        sizes = [one.inodes if kind == INODES else one.size_bytes for one in manifests[-MEASURED:]]
+        return _Found(len(checkpoints), [one.durable_at for one in manifests], sizes, "the manifests")
+    return None
+
+
+def _guessed(directory: str, kind: str, now: float) -> _Found:
     entries = _entries(directory)
     sizes: list[int] = []
     for path, changed in reversed(entries[-MEASURED - 1 :]):
@@ -70,19 +112,7 @@ def measure_checkpoints(directory: str, journal: str, kind: str, now: float) -> 
             size_bytes, files = _measure(path)
             if size_bytes >= LEAST_BYTES:
                 sizes.append(files if kind == INODES else size_bytes)
-    times = saves_of(_journal_lines(journal)) if journal else ()
-    every_s = interval_s(times)
-    source = "the run's journal"
-    if every_s is None:
-        every_s, source = interval_s([changed for _, changed in entries]), "the times of the checkpoints"
-    return CheckpointStats(
-        directory=directory,
-        size=float(max(sizes)) if sizes else None,
-        every_s=every_s,
-        count=len(entries),
-        saves=len(times),
-        source=source if every_s is not None else "",
-    )
+    return _Found(len(entries), [changed for _, changed in entries], sizes, "the times of the checkpoints")
 
 
 def interval_s(times: Sequence[float]) -> float | None:

@@ -241,7 +241,7 @@ class _Probe:
         places = needed_places(
             project=context.project, state_dir=context.state_dir, home=context.system.host.home,
             environ=context.system.environ,
-            checkpoints=self._places((self.settings.checkpoints,))[0].path if self.settings.checkpoints else "",
+            checkpoints=self._store(),
             reads=used_paths(context),
         )  # fmt: skip
         for point, group in by_mount(places, mounts).items():
@@ -387,9 +387,7 @@ class _Probe:
         task, settings, context = self.task, self.settings, self.context
         directory = self._checkpoint_directory(mount)
         given = task.checkpoint is not None or settings.checkpoint_every_s is not None
-        if not directory and not (
-            given and not settings.checkpoints and self._is_on_mount(str(context.project), mount)
-        ):
+        if not directory and not (given and not self._store() and self._is_on_mount(str(context.project), mount)):
             return {}
         from resilience.watch.checks._filesystem.measure import CheckpointStats, measure_checkpoints
 
@@ -408,14 +406,18 @@ class _Probe:
 
     def _checkpoint_directory(self, mount: Mount | None) -> str:
         """Return the directory of checkpoints, if it is on this file system; otherwise empty."""
-        if self.settings.checkpoints:
-            directory = self._places((self.settings.checkpoints,))[0].path
+        if directory := self._store():
             return directory if self._is_on_mount(directory, mount) else ""
         for name in CHECKPOINT_DIRECTORIES:
             directory = str(self.context.project / name)
             if self._is_on_mount(directory, mount) and os.path.isdir(directory):  # noqa: PTH112
                 return directory
         return ""
+
+    def _store(self) -> str:
+        """Return the directory of checkpoints that the settings name; empty: none."""
+        named = self.settings.checkpoints or self.context.checkpoints.replace("{run}", self.context.run)
+        return self._places((named,))[0].path if named else ""
 
     def _purge(self, path: str, mount: Mount | None) -> dict[str, Any]:
         """Find files to be purged: among the checkpoints, else below the named path, else in the project."""

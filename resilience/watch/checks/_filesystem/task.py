@@ -44,9 +44,10 @@ class FileSystemSettings:
         du: measure the directory with du, which is slow and loads a parallel file system.
         du_every_s: how often to run du.
         du_deadline_s: the time limit of du.
-        checkpoints: directory of the checkpoints. Default: checkpoints, checkpoint, ckpts or ckpt in the project.
-        checkpoint_every_s: the interval between checkpoints. Default: from the run's journal, else from the file
-            times of the checkpoints.
+        checkpoints: directory of the checkpoints. Default: [checkpoints] path, else checkpoints, checkpoint, ckpts or
+            ckpt in the project.
+        checkpoint_every_s: the interval between checkpoints. Default: from the run's journal, else from the manifests
+            or the file times of the checkpoints.
     """
 
     paths: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""Insides of `resil watch ckpt`."""

@@ -1,0 +1,202 @@
+"""Reads a directory of checkpoints, verifies the newest, and looks up whether its run trains: the I/O of the check."""
+
+# pathlib takes longer, and there may be thousands of files in a save.
+# ruff: noqa: PTH116, PTH118
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from resilience.checkpoints import digest
+from resilience.checkpoints.directory import Checkpoint, StoreDirectory
+from resilience.checkpoints.names import OWN, STORE, parse_part
+from resilience.checkpoints.summary import VERIFIES, summarize
+from resilience.checkpoints.verified import write_verified
+from resilience.checkpoints.verify import verify
+from resilience.errors import CheckpointError, ProbeError, QuantityError, ResilError, StateDirectoryError
+from resilience.messages import cut, plural
+from resilience.quantities import format_duration, parse_duration_s
+from resilience.runs.context import Context
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_jobs import Queues
+from resilience.watch.checks._ckpt.reading import Aside, CkptReading, CkptSettings, Part, Save
+
+LEARNED = 32
+"""The newest checkpoints from which intervals and durations are learned."""
+MOST_ENTRIES = 5_000
+"""Of one save in flight, so many files are looked at."""
+QUERY_S = 4.0
+SILENT_S = 600.0
+"""An attempt whose batch shell wrote no heartbeat for this long does not train: `resil watch job` reports it."""
+
+
+class StoreProbe:
+    """One probe of the directories of checkpoints of a target."""
+
+    def __init__(
+        self, settings: CkptSettings, context: Context, before: Mapping[str, CkptReading], deadline_s: float
+    ) -> None:
+        """`deadline_s`: when the probe is ended: reading digests stops in time for the rest."""
+        self.settings, self.context, self.before = settings, context, before
+        self.verify_until = time.monotonic() + min(settings.verify_s, deadline_s / 2)
+
+    def read(self, target: str, path: str) -> dict[str, CkptReading]:
+        """Return the reading of one directory, or of those of all runs if the path has `{run}`."""
+        if "{run}" not in path:
+            return {path: self._look(path)}
+        paths = [path.replace("{run}", directory.run) for directory in self.context.runs()]
+        found = {one: reading for one in paths if not (reading := self._look(one)).nothing}
+        return found or {target: CkptReading(path=target, nothing=f"no run has checkpoints in {target} yet")}
+
+    def _look(self, path: str) -> CkptReading:
+        known = self.before.get(path)
+        known = known if known is not None and not known.nothing else None
+        try:
+            if os.path.lexists(os.path.join(path, OWN, STORE)):
+                return self._read(StoreDirectory.open(path), known)
+            if known is None or known.over:  # or removed after the run
+                return CkptReading(path=path, nothing=f"no checkpoints in {path}")
+            why = f"{path} held checkpoints and holds none now: is its file system mounted on this node?"
+        except ResilError as error:
+            why = f"{error.message}: {error.hint}" if error.hint else error.message
+        except OSError as error:
+            why = f"cannot read {error.filename or path}: {error.strerror or error}"
+        return replace(known or CkptReading(path=path), unseen=why)
+
+    def _read(self, store: StoreDirectory, known: CkptReading | None) -> CkptReading:
+        summary, checkpoints = summarize(store), store.checkpoints()
+        over, began = _training(self.context, summary.run)
+        known = known or CkptReading(path=str(store.path))
+        saves = _saves(checkpoints[-LEARNED:], known)
+        present = [saves[one.name] for one in checkpoints if one.name in saves]
+        verified = saves.get(summary.verified.name) if summary.verified is not None else None
+        reading = CkptReading(
+            path=str(store.path),
+            run=summary.run,
+            over=over,
+            began=began,
+            every_s=_every_s(self.context),
+            count=summary.count,
+            newest=saves.get(checkpoints[-1].name) if checkpoints else None,
+            saves=tuple(sorted(saves.values(), key=lambda save: save.at)[-LEARNED:]),
+            saved_at=max((save.at for save in present), default=0.0),
+            verified=verified or (known.verified if known.verified in present else None),
+            tried=known.tried,
+            unread=known.unread,
+            parts=() if over else tuple(_parts(store)),
+            bad=tuple(Aside(*one) for one in summary.bad),
+            trash=summary.trash,
+            prune_failure=summary.prune_failure,
+        )
+        return self._verify(reading, checkpoints[-1]) if reading.newest is not None else reading
+
+    def _verify(self, reading: CkptReading, newest: Checkpoint) -> CkptReading:
+        """Return the reading with a verification of the newest: its structure, and once, in time, its digests."""
+        assert reading.newest is not None
+        this, began = f"{newest.name} {reading.newest.stamp}", time.monotonic()
+        algorithm = reading.newest.algorithm
+        is_known = not algorithm or digest.is_known(algorithm)
+        if reading.verified == reading.newest:
+            reading = replace(reading, unread="")
+        elif not is_known:
+            reading = replace(reading, unread=f"digests of the kind {algorithm} cannot be computed here")
+        reads = is_known and reading.verified != reading.newest and this != reading.tried and began < self.verify_until
+        found = verify(newest, VERIFIES if reads else "structure", deadline=self.verify_until if reads else None)
+        took = f"{newest.name}: {found.level} verified in {format_duration(time.monotonic() - began)}"
+        reading = replace(reading, looked=(*reading.looked, took))
+        if found.is_good or found.fault is not None:
+            with suppress(OSError):  # a colleague's directory may be read-only for us
+                write_verified(newest, found, self.context.system.clock.now())
+        if found.fault is not None:
+            older = None if reading.verified == reading.newest else reading.verified
+            missing = found.fault.what == "is missing"
+            return replace(reading, fault=str(found.fault), is_incomplete=missing, verified=older)
+        if found.why_unknown:
+            return replace(reading, unknown=found.why_unknown)
+        if found.unread:
+            unread = f"{plural(found.unread, 'file')} of the newest could not be read in {self.settings.verify_s:g} s"
+            return replace(reading, tried=this, unread=unread)
+        return replace(reading, verified=reading.newest) if reads else reading
+
+
+def _saves(checkpoints: Sequence[Checkpoint], known: CkptReading) -> dict[str, Save]:
+    """Return what the manifests say, each read once; checkpoints that were pruned since are remembered."""
+    found = {save.name: save for save in known.saves}
+    for one in checkpoints:
+        with suppress(OSError):
+            stamp = os.stat(one.manifest_path).st_mtime
+            if one.name in found and found[one.name].stamp == stamp:
+                continue
+            found[one.name] = Save(one.name, one.step, stamp, stamp=stamp)
+            with suppress(CheckpointError):  # of the newest, a verification reports it
+                manifest = one.manifest()
+                took_s = manifest.durable_at - manifest.started_at if manifest.started_at else None
+                at = manifest.durable_at or stamp
+                size_bytes, algorithm = manifest.size_bytes, manifest.algorithm
+                found[one.name] = Save(one.name, one.step, at, took_s, size_bytes, stamp, algorithm)
+    return found
+
+
+def _parts(store: StoreDirectory) -> Iterator[Part]:
+    """Yield the saves in flight, the one written to longest ago first."""
+    found = []
+    for name in store.parts():
+        step_of = parse_part(name)
+        size_bytes, changed_at = 0, 0.0
+        for number, info in enumerate(_below(f"{store.path}/{name}")):
+            size_bytes, changed_at = size_bytes + info.st_size, max(changed_at, info.st_mtime)
+            if number >= MOST_ENTRIES:
+                break
+        if step_of is not None and changed_at:  # else it was committed meanwhile
+            found.append(Part(name, step_of[0], size_bytes, changed_at))
+    yield from sorted(found, key=lambda part: part.changed_at)
+
+
+def _below(top: str) -> Iterator[os.stat_result]:
+    waiting = [top]
+    with suppress(OSError):
+        yield os.stat(top)
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    yield entry.stat(follow_symlinks=False)
+
+
+def _every_s(context: Context) -> float:
+    """Return [guard] every in seconds, if that is a time; else 0."""
+    try:
+        return parse_duration_s(context.save_every) if context.save_every else 0.0
+    except QuantityError:
+        return 0.0
+
+
+def _training(context: Context, run: str) -> tuple[str, float]:
+    """Return why no new checkpoint is expected, empty while the run trains; and since when its attempt runs."""
+    from resilience.runs.run_files import last_beat
+    from resilience.watch.checks._log.rundirs import run_now
+
+    directory = RunDirectory(context.state_dir / run, context.group) if run else None
+    if directory is None or not directory.exists():
+        return f"{run or 'its run'} is unknown here, so no new one is expected", 0.0
+    now = context.system.clock.now()
+    try:
+        state = run_now(directory, now, Queues(context.system, context.scheduler, "", patience_s=QUERY_S))
+    except StateDirectoryError as error:
+        raise ProbeError(error.message, hint=error.hint, transient=True) from error
+    except ResilError as error:
+        return f"not known whether it trains: {cut(error.message, 100)}", 0.0
+    if state.over or state.unsure:
+        return state.over or state.unsure, state.began
+    if state.attempt is None and not state.job_id:
+        return "it has not started yet", 0.0
+    beat = last_beat(directory, state.attempt) if state.attempt is not None else None
+    if beat is not None and now - beat > SILENT_S:
+        return f"no heartbeat of its job for {format_duration(now - beat)}", state.began
+    return "", state.began
