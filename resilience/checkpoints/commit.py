@@ -19,6 +19,7 @@ from resilience.base.files import open_directory, read_regular, replace_file, sy
 from resilience.checkpoints import fence
 from resilience.checkpoints.digest import best_algorithm, digest_file, list_files, sync_file
 from resilience.checkpoints.directory import MOST_MANIFEST_BYTES, Checkpoint, StoreDirectory
+from resilience.checkpoints.formats import Content, check_content
 from resilience.checkpoints.manifest import FileEntry, Manifest, new_token, to_text
 from resilience.checkpoints.names import MANIFEST, OWN, committed_name, number_of, parse_part
 from resilience.checkpoints.trash import discard, discard_replaced
@@ -40,9 +41,9 @@ def share_job(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def commit_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Do a job of the worker: `store`, `part`, `nodes` and `fields`. See `commit`."""
+    """Do a job of the worker: `store`, `part`, `nodes`, `inode` and `fields`. See `commit`."""
     store = StoreDirectory.open(job["store"])
-    return commit(store, job["part"], job.get("fields", {}), nodes=job.get("nodes", 1))
+    return commit(store, job["part"], job.get("fields", {}), nodes=job.get("nodes", 1), inode=job.get("inode", 0))
 
 
 def write_share(part: Path, node: int, nodes: int, algorithm: str | None = None) -> int:
@@ -59,7 +60,9 @@ def write_share(part: Path, node: int, nodes: int, algorithm: str | None = None)
     return len(entries)
 
 
-def commit(store: StoreDirectory, part: str, fields: dict[str, Any], *, nodes: int = 1) -> dict[str, Any]:
+def commit(
+    store: StoreDirectory, part: str, fields: dict[str, Any], *, nodes: int = 1, inode: int = 0
+) -> dict[str, Any]:
     """Commit the part of that name; return what was committed.
 
     Args:
@@ -67,6 +70,7 @@ def commit(store: StoreDirectory, part: str, fields: dict[str, Any], *, nodes: i
         part: the part's name, which says step and attempt.
         fields: of the manifest: run, label, world, layout, started_at, stall_s, metrics.
         nodes: number of shares to expect; with one node, its files are digested here.
+        inode: of the part's directory; 0: unknown. A restarted process of this attempt gives its parts the same names.
 
     Returns:
         `name` of the checkpoint, `bytes`, `inodes`, `digest_s`, and `outcome`: `committed`; `replaced` if there was one
@@ -90,7 +94,7 @@ def commit(store: StoreDirectory, part: str, fields: dict[str, Any], *, nodes: i
         algorithm = best_algorithm()
         entries = _digest_share(path, 0, 1, algorithm)
     digest_s = time.monotonic() - began
-    directories = _compare(path, entries)
+    directories = _check(path, entries)
     for directory in (*reversed(directories), ""):
         sync_directory(path / directory)
     manifest = Manifest(
@@ -105,6 +109,8 @@ def commit(store: StoreDirectory, part: str, fields: dict[str, Any], *, nodes: i
         os.unlink(path / OWN / _share_name(node))
     replace_file(path / OWN / MANIFEST, to_text(manifest), mode=0o644, durable=True)
     sync_directory(path)
+    if inode and os.stat(path).st_ino != inode:
+        raise CheckpointError(f"{path} was taken away", hint="was this process restarted?")
     name, outcome = _publish(store, part, manifest)
     return {
         "name": name,
@@ -153,8 +159,8 @@ def _read_shares(part: Path, nodes: int) -> tuple[str, list[FileEntry]]:
     return algorithms.pop(), entries
 
 
-def _compare(part: Path, entries: list[FileEntry]) -> list[str]:
-    """Return the directories inside. Raise CheckpointError if files changed after they were digested."""
+def _check(part: Path, entries: list[FileEntry]) -> list[str]:
+    """Return the directories inside. Raise CheckpointError if files changed after their digest, or are not complete."""
     sizes, directories = list_files(part)
     digested = {entry.path: entry.size for entry in entries}
     if not sizes:
@@ -166,6 +172,8 @@ def _compare(part: Path, entries: list[FileEntry]) -> list[str]:
                 "digested",
                 hint="save in the background with part.until(handle), so that the commit waits for it",
             )
+    if fault := check_content(Content(part, sizes)):
+        raise CheckpointError(f"{part} is not complete: {fault}", hint="a writer failed, perhaps without a word")
     return directories
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.base.files import create_file, read_regular, sync_directory
-from resilience.checkpoints.manifest import DamagedManifest, Manifest, from_text
+from resilience.checkpoints.manifest import DamagedManifest, Manifest, from_text, new_token
 from resilience.checkpoints.names import (
     ATTEMPTS,
     BAD,
@@ -103,7 +103,7 @@ class StoreDirectory:
         store.path.mkdir(parents=True, exist_ok=True)
         for name in ("", SEALS, PINS, VERIFIED, ATTEMPTS):
             (store.own / name).mkdir(exist_ok=True)
-        text = json.dumps({"format": FORMAT, "run": run}) + "\n"
+        text = json.dumps({"format": FORMAT, "run": run, "id": new_token()}) + "\n"
         if create_file(store.own / STORE, text, mode=0o644):
             sync_directory(store.own)
         owner = store.run()
@@ -116,22 +116,29 @@ class StoreDirectory:
 
     def run(self) -> str:
         """Return the name of the run whose checkpoints it holds; empty: of none. Raise CheckpointError; OSError."""
+        return self._record()[0]
+
+    def ident(self) -> str:
+        """Return the random text that tells it from another directory with its path. Raise CheckpointError; OSError."""
+        return self._record()[1]
+
+    def _record(self) -> tuple[str, str]:
         found = read_regular(self.own / STORE)
         if found is None:
             if not os.path.isdir(self.path):
                 raise CheckpointError(f"{self.path} does not exist", hint="check the path, and that it is mounted")
             raise CheckpointError(
                 f"{self.path} is not a directory of checkpoints: it has no {OWN}/{STORE}",
-                hint="resil ckpt adopt seals what a framework saved there; a Store creates one at its first save",
+                hint="a Store creates one when its guard starts; to seal what a framework saved: resil ckpt adopt",
             )
         try:
             record = json.loads(found[0])
-            version, run = int(record["format"]), str(record.get("run", ""))
+            version, run, ident = int(record["format"]), str(record.get("run", "")), str(record.get("id", ""))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{self.own / STORE} is damaged: {error}", hint="remove that file") from None
         if version > FORMAT:
             raise CheckpointError(f"{self.path} was written by a newer version of resil", hint="use that version")
-        return run
+        return run, ident
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return the committed and sealed checkpoints, the oldest step first. Reads names only. Raise OSError.

@@ -47,7 +47,8 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
     except ResilError as error:
         return {"error": error.message, "hint": error.hint, "transient": error.transient}
     except OSError as error:
-        text = f"{error.strerror}: {os.fsdecode(error.filename)}" if error.filename else str(error)
+        path = os.fsdecode(error.filename or os.path.join(job.get("store", ""), job.get("part", "")))
+        text = f"{error.strerror or error}: {path}"
         return {"error": text, "hint": _HINTS.get(error.errno or 0, ""), "transient": True}
     except Exception as error:
         return {

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 MOST_JSON_BYTES = 128 * 2**20
@@ -41,15 +42,17 @@ class Content:
     Attributes:
         root: path of the directory that holds them.
         sizes: in bytes, by path relative to the root, with `/`.
-        directories: the directories of these files with the names there; `""` is the root.
+        directories: with the names of the files in each; `""` is the root.
     """
 
     def __init__(self, root: str | os.PathLike[str], sizes: Mapping[str, int]) -> None:
         self.root, self.sizes = os.fspath(root), sizes
-        self.directories: dict[str, list[str]] = {}
+        self.directories: dict[str, list[str]] = {"": []}
         for path in sizes:
             directory, _, name = path.rpartition("/")
-            self.directories.setdefault(directory, []).append(name)
+            if directory not in self.directories:
+                self.directories |= {parent: [] for parent in _parents(directory) if parent not in self.directories}
+            self.directories[directory].append(name)
 
     def read(self, path: str, size: int = -1, offset: int = 0) -> bytes:
         """Return bytes of a file; from its end with a negative offset; fewer where it ends. Raise OSError."""
@@ -90,6 +93,28 @@ def check_content(content: Content) -> Fault | None:
             if fault is not None:
                 return fault
     return None
+
+
+def first_gap(found: set[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the first combination of numbers that is missing, when each one counts from 0; None if none is.
+
+    For instance (1, 0), given (0, 0), (0, 1) and (1, 1).
+    """
+    counts = [max(numbers) + 1 for numbers in zip(*found, strict=True)]
+    for place in range(min(prod(counts), len(found) + 1) if found else 0):
+        numbers = []
+        for count in reversed(counts):
+            place, number = divmod(place, count)
+            numbers.append(number)
+        if (gap := tuple(reversed(numbers))) not in found:
+            return gap
+    return None
+
+
+def _parents(directory: str) -> list[str]:
+    """Return `a`, `a/b` and `a/b/c`, given `a/b/c`."""
+    parts = directory.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def joined(directory: str, name: str) -> str:

@@ -14,7 +14,7 @@ from posixpath import normpath
 from typing import Any
 
 from resilience.checkpoints.formats import Content, Fault, joined
-from resilience.checkpoints.formats.zip import check_zip
+from resilience.checkpoints.formats.zipfiles import check_zip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def read_metadata(text: bytes) -> tuple[Counter[str], Counter[str], dict[str, in
         if recent[-2] == "fqn":
             found[str(recent[-1])] += 1
         elif recent[-2] == "length" and recent[-4] == "offset" and recent[-6] == "relative_path":
-            path, end = recent[-5], recent[-3] + recent[-1]
+            path, end = str(recent[-5]), int(recent[-3]) + int(recent[-1])
             ends[path] = max(ends.get(path, 0), end)
         if len(recent) > 4096:
             del recent[:-8]

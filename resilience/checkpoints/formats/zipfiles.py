@@ -54,8 +54,11 @@ def check_zip(content: Content, path: str, *, is_last_of_several: bool = False) 
     if tail[:4] != _END or len(tail) < 22:  # a comment may follow
         tail = content.read(path, 22 + 0xFFFF, -22 - 0xFFFF)
         at = tail.rfind(_END)
-        if at < 0 or len(tail) < at + 22 + int.from_bytes(tail[at + 20 : at + 22], "little"):
-            return Fault(path, "the end record of a zip file", f"none at the end of {size:,} bytes", "is truncated")
+        while at >= 0 and at + 22 + int.from_bytes(tail[at + 20 : at + 22], "little") != len(tail):
+            at = tail.rfind(_END, 0, at)
+        if at < 0:
+            found = f"none at the end of {size:,} bytes"
+            return Fault(path, "the end record of a zip file", found, "is truncated or damaged")
         tail = tail[at:]
     end = size - len(tail)
     count, directory_size, offset = struct.unpack("<HII", tail[10:20])

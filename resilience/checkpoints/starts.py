@@ -1,0 +1,86 @@
+"""Starts that died while loading a checkpoint: two in a row, and the checkpoint is set aside.
+
+`.resil/starts.json` records which attempt loads which checkpoint, and whether its training got past that. Only guarded
+trainings write it: a script that only loads a model, or an attempt without number, is no start.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+
+from resilience.base.files import read_regular, replace_file
+from resilience.checkpoints.names import STARTS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from resilience.checkpoints.directory import StoreDirectory
+
+MOST_DEATHS = 2
+"""Starts of different attempts that die while loading a checkpoint before it is set aside."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """The last start that loaded a checkpoint.
+
+    Attributes:
+        attempt: its number; 0: no start yet.
+        checkpoint: name of the checkpoint, the one last resumed from.
+        is_loading: whether the training was not seen past the load.
+        died: attempts that died while loading this checkpoint.
+        blamed: a checkpoint that was set aside because starts died, if no start has got past its load since.
+    """
+
+    attempt: int = 0
+    checkpoint: str = ""
+    is_loading: bool = False
+    died: tuple[int, ...] = ()
+    blamed: str = ""
+
+
+def deaths(last: Start, attempt: int, checkpoint: str) -> tuple[int, ...]:
+    """Given the last start, return the attempts before `attempt` that died while loading `checkpoint`. Pure."""
+    if last.checkpoint != checkpoint:
+        return ()
+    own = (last.attempt,) if last.is_loading and last.attempt != attempt else ()
+    return tuple(sorted({one for one in (*last.died, *own) if one}))
+
+
+def begin(store: StoreDirectory, attempt: int, checkpoint: str) -> None:
+    """Record that an attempt begins to load a checkpoint. Raise OSError."""
+    last = read_start(store)
+    died = deaths(last, attempt, checkpoint)
+    write_start(store, Start(attempt=attempt, checkpoint=checkpoint, is_loading=True, died=died, blamed=last.blamed))
+
+
+def end(store: StoreDirectory, attempt: int, *, is_past_load: bool) -> None:
+    """Record that the start of an attempt is over: it has loaded its checkpoint, or was ended on purpose before.
+
+    Raise OSError.
+    """
+    last = read_start(store)
+    if last.attempt == attempt and last.is_loading:
+        died, blamed = ((), "") if is_past_load else (last.died, last.blamed)
+        write_start(store, replace(last, is_loading=False, died=died, blamed=blamed))
+
+
+def blame(store: StoreDirectory, checkpoint: str) -> None:
+    """Record that a checkpoint was set aside because starts died while loading it. Raise OSError."""
+    write_start(store, replace(read_start(store), is_loading=False, died=(), blamed=checkpoint))
+
+
+def read_start(store: StoreDirectory) -> Start:
+    """Return the last start; an empty one if there is none, or its record is damaged. Raise OSError."""
+    found = read_regular(store.own / STARTS)
+    try:
+        record = json.loads(found[0]) if found else {}
+        known = {field.name: record[field.name] for field in fields(Start) if field.name in record}
+        return Start(**known | {"died": tuple(map(int, known.get("died", ())))})
+    except (ValueError, TypeError):
+        return Start()
+
+
+def write_start(store: StoreDirectory, start: Start) -> None:
+    """Replace the record. Raise OSError."""
+    replace_file(store.own / STARTS, json.dumps(asdict(start)) + "\n", mode=0o644)
