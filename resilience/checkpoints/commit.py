@@ -22,6 +22,7 @@ from resilience.checkpoints.directory import MOST_MANIFEST_BYTES, Checkpoint, St
 from resilience.checkpoints.formats import Content, check_content
 from resilience.checkpoints.manifest import FileEntry, Manifest, new_token, to_text
 from resilience.checkpoints.names import MANIFEST, OWN, committed_name, number_of, parse_part
+from resilience.checkpoints.reuse import link_unchanged
 from resilience.checkpoints.trash import discard, discard_replaced
 from resilience.errors import CheckpointError
 
@@ -41,9 +42,10 @@ def share_job(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def commit_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Do a job of the worker: `store`, `part`, `nodes`, `inode` and `fields`. See `commit`."""
+    """Do a job of the worker: `store`, `part`, `nodes`, `inode`, `fields` and `reuse`. See `commit`."""
     store = StoreDirectory.open(job["store"])
-    return commit(store, job["part"], job.get("fields", {}), nodes=job.get("nodes", 1), inode=job.get("inode", 0))
+    options = {name: job[name] for name in ("nodes", "inode", "reuse") if name in job}
+    return commit(store, job["part"], job.get("fields", {}), **options)
 
 
 def write_share(part: Path, node: int, nodes: int, algorithm: str | None = None) -> int:
@@ -61,7 +63,13 @@ def write_share(part: Path, node: int, nodes: int, algorithm: str | None = None)
 
 
 def commit(
-    store: StoreDirectory, part: str, fields: dict[str, Any], *, nodes: int = 1, inode: int = 0
+    store: StoreDirectory,
+    part: str,
+    fields: dict[str, Any],
+    *,
+    nodes: int = 1,
+    inode: int = 0,
+    reuse: bool = False,
 ) -> dict[str, Any]:
     """Commit the part of that name; return what was committed.
 
@@ -71,10 +79,12 @@ def commit(
         fields: of the manifest: run, label, world, layout, started_at, stall_s, metrics.
         nodes: number of shares to expect; with one node, its files are digested here.
         inode: of the part's directory; 0: unknown. A restarted process of this attempt gives its parts the same names.
+        reuse: whether a file that an earlier checkpoint has may become a hard link to that.
 
     Returns:
-        `name` of the checkpoint, `bytes`, `inodes`, `digest_s`, and `outcome`: `committed`; `replaced` if there was one
-        of the step by another attempt; `already` if this attempt has committed the step, whose part is discarded then.
+        `name` of the checkpoint, `bytes`, `reused_bytes`, `inodes`, `digest_s`, and `outcome`: `committed`; `replaced`
+        if there was one of the step by another attempt; `already` if this attempt has committed the step, whose part is
+        discarded then.
 
     Raises:
         CheckpointError: the part is not complete, or a newer attempt has begun. The part stays as it is.
@@ -95,6 +105,7 @@ def commit(
         entries = _digest_share(path, 0, 1, algorithm)
     digest_s = time.monotonic() - began
     directories = _check(path, entries)
+    reused_bytes = link_unchanged(store, path, step, algorithm, entries) if reuse else 0
     for directory in (*reversed(directories), ""):
         sync_directory(path / directory)
     manifest = Manifest(
@@ -115,6 +126,7 @@ def commit(
     return {
         "name": name,
         "bytes": manifest.size_bytes,
+        "reused_bytes": reused_bytes,
         "inodes": manifest.inodes,
         "digest_s": round(digest_s, 3),
         "outcome": outcome,

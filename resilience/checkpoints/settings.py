@@ -44,8 +44,8 @@ class CheckpointSettings:
             also as text: `"loss 3 min"`.
         verify_budget_s: how long a start may read the chosen checkpoint to verify it; the rest is read in the
             background.
-        reuse: whether a file that has not changed since the previous checkpoint is stored once, as a hard link, where
-            the file system can.
+        reuse: whether a file that has not changed since the checkpoint before the last is stored once, as a hard link:
+            on local file systems, Lustre and GPFS, with the package xxhash.
     """
 
     path: str = ""
@@ -58,7 +58,7 @@ class CheckpointSettings:
     within: float = 0.0
     best: Mapping[str, str] = field(default_factory=dict)
     verify_budget_s: float = 60.0
-    reuse: bool = True
+    reuse: bool = False
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():

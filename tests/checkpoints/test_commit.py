@@ -42,7 +42,7 @@ def test_a_commit_lists_the_save_and_says_what_is_in_it(store: StoreDirectory) -
     assert (manifest.world, manifest.metrics, manifest.label, manifest.run) == (8, {"loss": 2.5}, "warm", RUN)
     size = sum(map(len, content(40, 1).values()))
     assert answer | {"digest_s": 0} == {
-        "name": "step-00000040", "bytes": size, "inodes": 6, "digest_s": 0, "outcome": "committed"
+        "name": "step-00000040", "bytes": size, "reused_bytes": 0, "inodes": 6, "digest_s": 0, "outcome": "committed"
     }  # fmt: skip
     assert (manifest.size_bytes, manifest.inodes) == (size, 6)
     assert _names(store.path) == [OWN, "step-00000040"], "no part is left"
