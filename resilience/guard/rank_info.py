@@ -18,6 +18,7 @@ class RankInfo:
         world: number of ranks.
         local_rank: the rank's number on its node; -1 if unknown.
         nodes: number of nodes; 0 if unknown.
+        node: number of this node among them, from 0; -1 if unknown.
         run: name of the run, or an empty text.
         run_dir: path of the run directory; empty without one.
         job_id: SLURM's raw job id, or "0".
@@ -34,6 +35,7 @@ class RankInfo:
     world: int = 1
     local_rank: int = -1
     nodes: int = 0
+    node: int = -1
     run: str = ""
     run_dir: str = ""
     job_id: str = "0"
@@ -63,12 +65,13 @@ class RankInfo:
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
-# Variables by source, in order of precedence: (rank, world, local rank, nodes, name of the source).
+# Variables by source, in order of precedence: (rank, world, local rank, nodes, name of the source, node). torchrun's
+# group is the workers of one agent, of which each node has one (torch.distributed.elastic, "Environment Variables").
 _SOURCES = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "", "torch"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "", "Open MPI"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "", "PMI"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "srun"),
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE", "torch", "GROUP_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "", "Open MPI", ""),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "", "PMI", ""),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "srun", "SLURM_NODEID"),
 )
 
 
@@ -95,12 +98,16 @@ def find_rank_info(environ: Mapping[str, str], host: str) -> RankInfo:
         local_ranks = [_number(environ.get(source[2], ""), -1) for source in agreeing]
         place.local_rank = next((local_rank for local_rank in local_ranks if local_rank >= 0), -1)
         place.nodes = max(_number(environ.get(source[3], ""), 0) for source in agreeing)
+        nodes = [_number(environ.get(source[5], ""), -1) for source in agreeing]
+        place.node = next((node for node in nodes if 0 <= node < place.nodes), -1)
         local_world = _number(environ.get("LOCAL_WORLD_SIZE", ""), 0)
         if local_world == place.world:
             place.nodes = 1
         _compare(found, environ, notes)
     if place.world == 1:
         place.nodes, place.local_rank = 1, 0
+    if place.nodes == 1:
+        place.node = 0
     place.run = environ.get("RESIL_RUN", "")
     place.run_dir = environ.get("RESIL_RUN_DIR", "")
     if place.run_dir and not place.run_dir.startswith("/"):

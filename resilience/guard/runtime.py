@@ -33,6 +33,7 @@ from resilience.guard.learned import Learned, kill_after_s
 from resilience.guard.loop import describe_error, forget_exit
 from resilience.guard.recorder import Recorder, say_on_stderr
 from resilience.guard.step_timer import StepTimer
+from resilience.guard.store_ranks import ConnectedStore
 from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.loss import GradNorm, Loss
 from resilience.guard.triggers.signals import Signals
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from resilience.guard.rank_info import RankInfo
     from resilience.guard.saves import SaveBlock
     from resilience.guard.settings import GuardSettings
+    from resilience.guard.store_ranks import Store
 
 FIRST_CHECK_S = 10.0
 """How long `should_stop_early` waits for the run directory before the training starts without the check."""
@@ -84,6 +86,7 @@ class GuardRuntime:
         agreement: `SingleProcess`, `NetworkAgreement`, or the caller's own.
         signals: the signal handlers.
         exit: ends the process if it hangs after a stop.
+        store: the store of checkpoints; None without one.
         stepping_thread: the thread that trains; None before the first step.
     """
 
@@ -120,6 +123,7 @@ class GuardRuntime:
         built_in = built_in_triggers(place, settings, self._recorder, self._timer)
         learners: Any = {name_of(one): one for one in built_in if hasattr(one, "restore")}
         self._learned = Learned(place, settings, self._recorder, self._timer, self._loss, self._grad_norm, learners)
+        self.store: ConnectedStore | None = None
         self.stepping_thread: threading.Thread | None = None
         self._stepping = 0
         self._watches = Watches(
@@ -134,8 +138,9 @@ class GuardRuntime:
             at_node=self._sample,
         )
 
-    def start(self) -> None:
-        """Start the signal handlers, the agreement and the triggers' threads."""
+    def start(self, store: Store | None = None) -> None:
+        """Start the signal handlers, the agreement and the triggers' threads. Raise CheckpointError or GuardError if
+        the store cannot be used."""
         for note in self._place.notes:
             self._recorder.warn(note)
         self._slot.set_phase(self._loop.phase)
@@ -146,6 +151,8 @@ class GuardRuntime:
         self.signals.install()
         self._learned.read(self._writer.learned)
         self.agreement.start()
+        if store is not None:
+            self.store = ConnectedStore(store, place, self.agreement, self._recorder)
         self._watches.start()
 
     def close(self) -> None:
@@ -181,6 +188,8 @@ class GuardRuntime:
         self._recorder.event(
             "end", step=steps, exit_code=code, stopped=stopped, ranks=farewell.world, well=farewell.well, **why
         )
+        if self.store is not None:
+            self.store.ended(failed=how == FAILED)
         self._keep_learned(last=True)
         self._watches.stop(STOP_S)
         self.agreement.leave(wait_s, self._is_hurried)
@@ -293,6 +302,8 @@ class GuardRuntime:
         if self._loop.phase == "start":
             self._loop.phase = "train"
             self.enter_phase()
+        if self.store is not None:
+            self.store.stepped(self._gate.count)
 
     # ---- decisions and saves ----------------------------------------------------------------------------------
 
@@ -352,8 +363,9 @@ class GuardRuntime:
         self._timer.was_saving(stall_s)
         if error is None:
             self._timer.stalled(stall_s)
-        if error is None and saving.is_in_flight:
-            self._recorder.event("save_staged", step=saving.step, seconds=round(stall_s, 3))
+        if saving.is_in_flight:
+            if error is None:
+                self._recorder.event("save_staged", step=saving.step, seconds=round(stall_s, 3))
             self._timer.in_flight_since(saving.began)
             if saving.decision is not None:
                 saving.number = self.agreement.finish(IN_FLIGHT, 0.0)
@@ -432,6 +444,8 @@ class GuardRuntime:
         self._learned.resumed(step)
         self._stops.resumed(step)
         self.agreement.resumed()  # opens the gate: the first step may not come to `on_step`
+        if self.store is not None:
+            self.store.loaded(step)
         self._begin_training()
 
     def record_error(self, error: str) -> None:

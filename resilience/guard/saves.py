@@ -1,7 +1,8 @@
 """Saves: how long the training waits for one (the stall), and when the checkpoint is durable.
 
 A synchronous save is durable at the end of its `with` block. An asynchronous one, whose handles were passed to
-`until`, is in flight from then on, and a thread polls the handles. Leaving the guard waits for a save in flight.
+`until`, is in flight from then on, and a thread polls the handles. With a store every save is in flight until its
+checkpoint is committed. Leaving the guard waits for the saves in flight.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from resilience.errors import GuardError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from types import TracebackType
     from typing import Any
 
     from resilience.guard.decision import Decision
+    from resilience.guard.store_ranks import Part
 
     Poll = Callable[[], bool]
 
@@ -38,6 +41,8 @@ class SaveBlock:
         entered: when the training began to wait, at the start of the block, in monotonic seconds.
         began: when the save itself began; later than `entered` after waiting for an earlier save.
         decision: the decision to save that the save follows, or None.
+        metrics: numbers that the checkpoint is kept by.
+        part: the save's directory in the store; None without a store.
         number: the agreement's number of a save in flight.
         outer: the outermost enclosing block, or None.
         fault_inside: the exception of the last nested block, if it failed.
@@ -47,6 +52,7 @@ class SaveBlock:
         self,
         enter: Callable[[SaveBlock], SaveBlock | None] = lambda block: None,
         leave: Callable[[SaveBlock, BaseException | None], None] = lambda block, error: None,
+        metrics: dict[str, float] | None = None,
     ) -> None:
         """`enter` returns the enclosing block, or None; `leave` gets the exception that ended the block, or None."""
         self.step = 0
@@ -54,6 +60,10 @@ class SaveBlock:
         self.decision: Decision | None = None
         self.number = 0
         self.fault_inside: BaseException | None = None
+        self.metrics = metrics or {}
+        self.part: Part | None = None
+        self._fault: BaseException | None = None
+        self._is_written = False
         self._enter, self._leave = enter, leave
         self.outer: SaveBlock | None = None
         self._is_open = False
@@ -82,19 +92,74 @@ class SaveBlock:
         (self.outer or self)._polls += polls
 
     @property
+    def path(self) -> Path:
+        """Return the empty directory that every rank saves into. Raise GuardError without a store."""
+        return self._open_part().path
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this is rank 0, in a guard with a store. Raise GuardError without one."""
+        return self._open_part().is_first
+
+    def _open_part(self) -> Part:
+        part = (self.outer or self).part
+        if part is None:
+            raise GuardError(
+                "this guard has no store of checkpoints, or the block around the save was not entered",
+                hint="TrainingGuard.from_env(store=Store.from_env()), then `with guard.saving() as part:`",
+            )
+        return part
+
+    @property
     def is_in_flight(self) -> bool:
-        """Return whether a handle of the save has not succeeded yet."""
-        return bool(self._polls)
+        """Return whether the save is not known to be durable: a handle has not succeeded, or there is no commit."""
+        return bool(self._polls) or self.part is not None
+
+    def fail(self, error: BaseException) -> None:
+        """Note an error of the block. With a store the save is still in flight until the other ranks know."""
+        self._polls.clear()
+        self._fault = error
 
     def look(self) -> bool:
         """Return whether the save is durable. Raise the error that made it fail."""
-        while self._polls and self._polls[0]():
-            del self._polls[0]
-        return not self._polls
+        try:
+            while self._polls and self._polls[0]():
+                del self._polls[0]
+        except BaseException as error:
+            if self.part is None:
+                raise
+            self.fail(error)
+        return not self._polls and (self.part is None or self._is_committed(self.part))
+
+    def _is_committed(self, part: Part) -> bool:
+        """Return whether the checkpoint of all ranks is committed. Raise the error of this rank rather than the store's
+        words for it."""
+        if not self._is_written:
+            self._is_written = True
+            part.written(self._fault)
+        try:
+            is_committed = part.look()
+        except Exception:
+            if self._fault is None:
+                raise
+            is_committed = True
+        if is_committed and self._fault is not None:
+            raise self._fault
+        return is_committed
+
+    def cut_off(self) -> SaveNotDurable:
+        """Abandon a save in flight. Return the error that it ends with."""
+        why = f"cut off after {time.monotonic() - self.began:.1f} s"
+        if self.part is not None:
+            try:
+                self.part.cut_off(why)
+            except Exception as error:
+                why = f"{why}; {error}"
+        return SaveNotDurable(why)
 
     def __enter__(self) -> SaveBlock:
-        self._is_open = True
         self.outer = self._enter(self)
+        self._is_open = True
         return self
 
     def __exit__(
@@ -154,9 +219,8 @@ class Saves:
         while (saving := self.newest) is not None:
             waited_s = time.monotonic() - began
             if waited_s >= wait_s:
-                took_s = time.monotonic() - saving.began
                 self.has_cut_off = True
-                self._end(saving, SaveNotDurable(f"cut off after {took_s:.1f} s"))
+                self._end(saving, saving.cut_off())
                 continue
             waiting(saving, waited_s)
             if self._thread is None:
@@ -241,6 +305,18 @@ def handles_in(returned: Any) -> list[Any]:
     is_function = isinstance(returned, types.FunctionType | types.MethodType | functools.partial)
     is_handle = returned is not None and (is_function or _maker(returned) is not None)
     return [returned] if is_handle else []
+
+
+def arguments_for(save: Callable[..., Any]) -> set[str]:
+    """Return which of the arguments `label` and `path` a save function takes by name."""
+    import inspect
+
+    try:
+        parameters = inspect.signature(save).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return set()
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return {"label", "path"} if takes_all else {"label", "path"} & {parameter.name for parameter in parameters}
 
 
 def _maker(handle: Any) -> Callable[[Any], Poll] | None:

@@ -8,12 +8,12 @@ import os
 import sys
 import time
 
-from resilience.errors import AgreementLost, GuardError
+from resilience.errors import AgreementLost, CheckpointError, GuardError
 from resilience.guard.decision import CONTINUE, EXIT_DONE, EXIT_ERROR, FAILED, OBEYED, Decision
 from resilience.guard.gate import NEVER, Gate
 from resilience.guard.loop import LoopState, code_of, describe_error
 from resilience.guard.recorder import say_on_stderr
-from resilience.guard.saves import SaveBlock, Saves, handles_in
+from resilience.guard.saves import SaveBlock, Saves, arguments_for, handles_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from resilience.guard.rank_info import RankInfo
     from resilience.guard.runtime import GuardRuntime
     from resilience.guard.settings import GuardSettings
+    from resilience.guard.store_ranks import ConnectedStore, Part, Store
 
     Batch = TypeVar("Batch")
     Result = TypeVar("Result")
@@ -68,6 +69,7 @@ class TrainingGuard(Gate):
     __slots__ = (
         "__weakref__",
         "_agreement_factory",
+        "_connected",
         "_has_warned",
         "_is_at_shutdown",
         "_loop",
@@ -76,6 +78,7 @@ class TrainingGuard(Gate):
         "_runtime",
         "_say",
         "_state",
+        "_store",
         "place",
         "settings",
     )
@@ -87,6 +90,7 @@ class TrainingGuard(Gate):
         *,
         triggers: Sequence[Trigger] = (),
         agreement: Callable[..., Any] | None = None,
+        store: Store | None = None,
         say: Callable[[str], None] | None = None,
         inert: bool = False,
     ) -> None:
@@ -95,6 +99,7 @@ class TrainingGuard(Gate):
         Args:
             triggers: your own triggers, in addition to the built-in ones: objects with `poll()` and `done()`.
             agreement: how ranks agree: `SingleProcess`, `Collective(every=10)`, or your own. Default: automatic.
+            store: where the training saves, such as `resilience.checkpoints.Store.from_env()`: see `saving`.
             say: called with each message for the user. Default: prints `resil: ...` to stderr.
             inert: create a guard that does nothing.
         """
@@ -103,6 +108,8 @@ class TrainingGuard(Gate):
         self.settings = settings
         self._own_triggers = tuple(triggers)
         self._agreement_factory = agreement
+        self._store = store
+        self._connected: ConnectedStore | None = None
         self._say = say
         self._runtime: GuardRuntime | None = None
         self._loop = LoopState()
@@ -131,6 +138,7 @@ class TrainingGuard(Gate):
         *,
         triggers: Sequence[Trigger] = (),
         agreement: Callable[..., Any] | None = None,
+        store: Store | None = None,
         say: Callable[[str], None] | None = None,
         **settings: Any,
     ) -> TrainingGuard:
@@ -149,14 +157,14 @@ class TrainingGuard(Gate):
         if mode.startswith("test:"):
             from resilience.guard.testing import SILENT, scripted
 
-            return cls(RankInfo(), read_settings({}, **SILENT), agreement=scripted(mode), say=say)
+            return cls(RankInfo(), read_settings({}, **SILENT), agreement=scripted(mode), store=store, say=say)
         place = find_rank_info(environ, socket.gethostname())
         if mode.lower() in _OFF:  # before the settings are read: RESIL_GUARD=off must work even if they are invalid
-            return cls(place, read_settings({}), inert=True)
+            return cls(place, read_settings({}), store=store, inert=True)
         if mode.lower() not in ("", *_ON):
             raise GuardError(f"RESIL_GUARD={mode!r} is invalid", hint="set on, off, or test:save@3,stop@5")
         chosen = read_settings(environ, **settings)
-        return cls(place, chosen, triggers=triggers, agreement=agreement, say=say)
+        return cls(place, chosen, triggers=triggers, agreement=agreement, store=store, say=say)
 
     # ---- in the training loop ---------------------------------------------------------------------------------
 
@@ -198,16 +206,21 @@ class TrainingGuard(Gate):
             return CONTINUE
         return self._ask_at_poll()
 
-    def saving(self) -> SaveBlock:
+    def saving(self, *, metrics: Mapping[str, float] | None = None) -> SaveBlock:
         """Return a context manager for a save: measures its duration and reports the outcome to the triggers.
 
             with guard.saving() as save:
-                save.until(dcp.async_save(state, checkpoint_id=path))
+                save.until(dcp.async_save(state, checkpoint_id=save.path))
 
-        An asynchronous save is durable once every handle passed to `SaveBlock.until` has succeeded. Entering the
-        block waits for a save in flight, because two at once share memory and bandwidth.
+        An asynchronous save is durable once every handle passed to `SaveBlock.until` has succeeded. With a store every
+        save is durable once its checkpoint is committed; `path` is the directory to save into, and `metrics` are
+        numbers by which checkpoints are kept. Entering the block waits while `saves_in_flight` saves are in flight.
         """
-        return SaveBlock(self._enter_save, self._leave_save)
+        if not metrics:
+            return SaveBlock(self._enter_save, self._leave_save)
+        from resilience.guard.store_ranks import as_metrics
+
+        return SaveBlock(self._enter_save, self._leave_save, as_metrics(metrics))
 
     def phase(self, name: str) -> Phase:
         """Set the phase shown in the heartbeat: `with guard.phase("eval"):`, or just `guard.phase("warm-up")`."""
@@ -218,9 +231,9 @@ class TrainingGuard(Gate):
     def steps(self, loader: Iterable[Batch], save: Callable[..., Any] | None = None) -> Iterator[Batch]:
         """Yield the batches of `loader`, calling `step()` after each; save and stop as decided.
 
-        `save` is called as `save(label=...)` if it takes a label, else without arguments. If it returns handles of an
-        asynchronous save (`SaveBlock.until`), the save is durable when they have succeeded. Before the iteration ends
-        with a stop, the save in flight is awaited.
+        `save` is called with those of the arguments `label` and, with a store, `path` that it takes. If it returns
+        handles of an asynchronous save (`SaveBlock.until`), the save is durable when they have succeeded. Before the
+        iteration ends with a stop, saves in flight are awaited.
         """
         if save is not None and not callable(save):
             raise GuardError(f"save={save!r} is not callable", hint="pass the function that saves a checkpoint")
@@ -342,8 +355,11 @@ class TrainingGuard(Gate):
             self._runtime = GuardRuntime(
                 self, self._loop, self.place, self.settings, self._own_triggers, self._agreement_factory, self._say
             )
-            self._runtime.start()
-        except GuardError:
+            self._runtime.start(self._store)
+        except (GuardError, CheckpointError) as error:
+            if self._runtime is not None:  # the store refuses: the other ranks are told
+                self._state = RUNNING
+                self._close(describe_error(error))
             raise
         except Exception as error:
             say_on_stderr(f"warning: the guard failed to start; the training continues without a guard: {error!r}")
@@ -471,7 +487,7 @@ class TrainingGuard(Gate):
 
     def _iterate(self, loader: Iterable[Batch], save: Callable[..., Any] | None) -> Iterator[Batch]:
         """Yield nothing after a decision to stop, so that an outer loop over epochs ends as well."""
-        takes_label = save is not None and _takes_label(save)
+        takes = set() if save is None else arguments_for(save)
         if self.should_stop_early():
             return
         for batch in loader:
@@ -481,7 +497,10 @@ class TrainingGuard(Gate):
                 self._safely(lambda runtime: runtime.skip_save())
             elif decision.save and save is not None:
                 with self.saving() as saving:
-                    returned = save(label=decision.label) if takes_label else save()
+                    arguments: dict[str, Any] = {"label": decision.label} if "label" in takes else {}
+                    if "path" in takes and self._store is not None:
+                        arguments["path"] = saving.path
+                    returned = save(**arguments)
                     saving.until(*handles_in(returned))
             if decision.stop:
                 self._drain()
@@ -501,8 +520,28 @@ class TrainingGuard(Gate):
         self._safely(lambda runtime: runtime.save_entered())
         self._drain()
         saving.began = time.monotonic()
+        try:
+            saving.part = None if self._store is None else self._begin_part(saving)
+        except BaseException as error:
+            self._leave_save(saving, error)
+            raise
         self._safely(lambda runtime: runtime.save_begins(saving))
         return None
+
+    def _begin_part(self, saving: SaveBlock) -> Part:
+        """Begin a save in the store. Raise CheckpointError or OSError; GuardError if the guard is closed."""
+        self.start()
+        assert self._store is not None
+        if self._state == CLOSED or self._pid != os.getpid():
+            raise GuardError("this guard is closed, and its store with it", hint="save inside of `with guard:`")
+        if self._connected is None and self._runtime is not None:
+            self._connected = self._runtime.store
+        if self._connected is None:  # inert: the training runs without a guard, but not without checkpoints
+            from resilience.guard.store_ranks import connect_alone
+
+            self._connected = connect_alone(self._store, self.place, self._say)
+        label = "" if self._loop.owed is None else self._loop.owed.label
+        return self._connected.begin_save(saving.step, label, saving.metrics)
 
     def _leave_save(self, saving: SaveBlock, error: BaseException | None) -> None:
         loop = self._loop
@@ -511,9 +550,11 @@ class TrainingGuard(Gate):
             return
         loop.block = None
         error = error or saving.fault_inside  # the training caught the inner error and did not retry
+        if error is not None:
+            saving.fail(error)
         saving.decision, loop.owed = loop.owed, None
         self._safely(lambda runtime: runtime.save_left(saving, error))
-        if error is not None or not saving.is_in_flight:
+        if not saving.is_in_flight:
             self._save_settled(saving, error)
         elif loop.saves is not None:
             loop.saves.add(saving)
@@ -590,16 +631,6 @@ class Phase:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._guard.phase(self._before)
-
-
-def _takes_label(save: Callable[..., Any]) -> bool:
-    import inspect
-
-    try:
-        parameters = inspect.signature(save).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature
-        return False
-    return any(parameter.name == "label" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 # ---- the process ----------------------------------------------------------------------------------------------

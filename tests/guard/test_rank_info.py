@@ -24,9 +24,13 @@ def in_step(rank: int, world: int, nodes: int = 1, step: int = 0, **more: str) -
     }
 
 
-def torchrun(rank: int, world: int, local_world: int, restart: int = 0, port: int = 29500) -> dict[str, str]:
-    """Return the environment of a worker of torchrun."""
+def torchrun(
+    rank: int, world: int, local_world: int, restart: int = 0, port: int = 29500, nodes: int = 0
+) -> dict[str, str]:
+    """Return the environment of a worker of torchrun; without `nodes`, of a launcher that sets a part of it."""
+    group = {"GROUP_RANK": str(rank // local_world), "GROUP_WORLD_SIZE": str(nodes)} if nodes else {}
     return {
+        **group,
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_RANK": str(rank % local_world),
@@ -59,6 +63,27 @@ def test_srun_on_two_nodes() -> None:
     task = place(in_step(5, 8, nodes=2))
     assert (task.rank, task.world, task.local_rank, task.nodes) == (5, 8, 1, 2)
     assert task.host == "n1" and task.job_id == "4711" and task.notes == () and not task.is_one_node
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (in_step(5, 8, nodes=2, SLURM_NODEID="1"), (1, 2)),
+        (in_step(5, 8, nodes=2, SLURM_NODEID="2"), (-1, 2)),
+        (in_step(5, 8, nodes=2), (-1, 2)),
+        (torchrun(5, 8, 4, nodes=2), (1, 2)),
+        (in_step(0, 2, nodes=2, SLURM_NODEID="0") | torchrun(5, 8, 4, nodes=2), (1, 2)),
+        (torchrun(3, 4, 4, nodes=1), (0, 1)),
+        (torchrun(3, 4, 4), (0, 1)),
+        (torchrun(5, 8, 4), (-1, 0)),
+        ({}, (0, 1)),
+    ],
+)  # fmt: skip
+def test_each_rank_knows_its_node_among_the_nodes_where_the_launcher_says_so(
+    environ: dict[str, str], expected: tuple[int, int]
+) -> None:
+    found = place(environ)
+    assert (found.node, found.nodes) == expected
 
 
 def test_the_batch_shell_is_not_a_task_although_it_has_a_rank() -> None:

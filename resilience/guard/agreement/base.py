@@ -6,12 +6,14 @@ import collections
 import threading
 
 from resilience.guard.agreement.messages import sendable
+from resilience.guard.agreement.reports import SentReports, answer
 from resilience.guard.decision import CONTINUE, FAILED, IN_FLIGHT, OBEYED, Decision, Request, merge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from resilience.guard.agreement.reports import Report
     from resilience.guard.decision import Decision, Request
     from resilience.guard.gate import Gate
     from resilience.guard.rank_info import RankInfo
@@ -81,13 +83,19 @@ class Agreement:
     """The interface between a guard and its agreement. This base class serves ranks without a rendezvous: it decides
     nothing and never waits, because a rank that acted by itself would deadlock the others.
 
-    Any thread may call `request`, `pending_decision` and `saved`; the rest is for the training thread.
+    Any thread may call `request`, `pending_decision`, `saved`, `report` and `reported`; the rest is for the training
+    thread.
+
+    Attributes:
+        carries_reports: whether `report` reaches the other ranks. Here this rank alone answers, at once.
     """
 
     world = 1
+    carries_reports = False
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
+        self._reports = SentReports()
 
     def start(self) -> None:
         """Connect the ranks."""
@@ -123,6 +131,15 @@ class Agreement:
 
     def saved(self, number: int, outcome: str, seconds: float) -> None:
         """Report that the save in flight with this number is durable on this rank (`saved`), or has `failed`."""
+
+    def report(self, key: str, *, fault: str = "", text: str = "") -> None:
+        """Report to all ranks that this one has done its part of `key`, or failed: once for each key. Never waits."""
+        self._reports.add(key, fault, text)
+        self._reports.receive(answer(key, [f"rank 0: {fault}"] if fault else [], text))
+
+    def reported(self, key: str) -> Report | None:
+        """Return the answer once all ranks have reported `key`, or one has failed or left; None before."""
+        return self._reports.answer(key)
 
     def restore(self) -> None:
         """Set the gate's limits as the agreement requires."""

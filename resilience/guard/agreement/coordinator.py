@@ -20,6 +20,8 @@ A round, with three ranks (rank 0's own member takes part like the others, witho
       |        BYE          |        BYE          |
       | <------------------ | ------------------> |
 
+Beside the rounds, ranks report how far their saves are: REPORT of each rank, then REPORTED to all (`ReportRegistry`).
+
 When a rank does not promise within `round_s`, rank 0 says ABORT 7, and round 8 follows after a pause. On each new
 connection a member first says JOIN, with all that it promised and heard; a new coordinator decides nothing before all
 have joined (`EarlierRounds`, `recover`). RESUME revokes the open round (`RevokedRound`): a rank goes on from another
@@ -34,6 +36,7 @@ from resilience.guard.agreement.base import AgreementEvent as AgreementEvent
 from resilience.guard.agreement.messages import COMMITTED, PROMISED
 from resilience.guard.agreement.ranks import RankRegistry, name_ranks
 from resilience.guard.agreement.recovery import EarlierRounds, recover
+from resilience.guard.agreement.reports import ReportRegistry
 from resilience.guard.agreement.rounds import OpenRound, RequestQueue, RetryTimer, RevokedRound
 from resilience.guard.decision import FAILED, Decision
 from resilience.quantities import format_duration
@@ -65,16 +68,20 @@ class Coordinator:
         skew_steps: int = 16,
         absent_s: float = 60.0,
         by_time: bool = False,
+        incarnation: str = "",
     ) -> None:
-        """With `by_time`, all ranks act at the same moment instead of after the same step. See `GuardSettings`."""
+        """With `by_time`, all ranks act at the same moment instead of after the same step. See `GuardSettings`.
+        `incarnation`: a random word, by which ranks know a new coordinator."""
         self.round = 0
         self.events: list[AgreementEvent] = []
         self.start: Decision | None = None
         self._round_s = round_s
         self._skew_steps = 0 if by_time else skew_steps
         self._by_time = by_time
+        self._incarnation = incarnation
         self._ranks = RankRegistry(world)
         self._requests = RequestQueue()
+        self._reports = ReportRegistry(world)
         self._open: OpenRound | None = None
         self._saves: dict[int, OpenRound] = {}
         self._stopped: Decision | None = None
@@ -106,6 +113,8 @@ class Coordinator:
             self._saved(rank, message["round"], message["outcome"], message["seconds"])
         elif says == "leave":
             self._leave(rank, message)
+        elif says == "report":
+            return self._reports.add(rank, message) + self.proceed(now)
         elif says == "resume":
             return self._resume(rank, message["round"], now)
         elif says == "aborted" and message["round"] == self._revoked.number:
@@ -135,6 +144,8 @@ class Coordinator:
         if (committed := self._committed()) is not None:
             self._close(committed)
         self._settle_saves()
+        for answer in self._reports.due({rank: self._ranks.failed.get(rank, "") for rank in self._ranks.left}):
+            said += self._to_all(answer)
         if self._is_wanted():
             said += self._begin(now)
         return said
@@ -181,7 +192,7 @@ class Coordinator:
 
     def _join(self, rank: int, message: Message, now: float) -> list[tuple[int, Message]]:
         is_another = self._ranks.join(rank, message["incarnation"])
-        said = [(rank, {"say": "welcome", "round": self.round}), *self._start_messages([rank])]
+        said = [(rank, self._welcome()), *self._start_messages([rank])]
         if is_another:
             self._restarted(rank)
         for name, fields in message["requests"].items():
@@ -209,6 +220,7 @@ class Coordinator:
             self._report("twins", f"duplicate rank: two processes claim to be rank {rank}; no decision is possible")
         else:
             self._report("restarted", f"rank {rank} was restarted", again=True)
+        self._reports.break_off(f"rank {rank} was restarted")
         self._forget(rank)
 
     def _resume(self, rank: int, number: int, now: float) -> list[tuple[int, Message]]:
@@ -373,6 +385,9 @@ class Coordinator:
         self.start = Decision(**{**decision.as_dict(), "save": False})
 
     # ---- messages ---------------------------------------------------------------------------------------------
+
+    def _welcome(self) -> Message:
+        return {"say": "welcome", "round": self.round, "incarnation": self._incarnation}
 
     def _start_messages(self, ranks: Iterable[int]) -> list[tuple[int, Message]]:
         start = self.start

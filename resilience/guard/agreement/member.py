@@ -15,6 +15,7 @@ from resilience.guard.agreement.messages import (
     read_decision,
     sendable,
 )
+from resilience.guard.agreement.reports import SentReports
 from resilience.guard.decision import CONTINUE, DONE, FAILED, Decision, Request, merge
 from resilience.guard.gate import NEVER, Gate
 
@@ -47,6 +48,7 @@ class Member:
         is_revoking: whether other ranks may still apply a round that this rank has given up.
         step_s: how long a step takes here, in seconds, as far as known.
         leader_left: whether rank 0 has sent BYE.
+        reports: of this rank; sent after the WELCOME.
     """
 
     def __init__(self, gate: Gate, rank: int, incarnation: str) -> None:
@@ -63,6 +65,7 @@ class Member:
         self.is_revoking = False
         self.step_s = 0.0
         self.leader_left = False
+        self.reports = SentReports()
         self._looked = (0, 0)
         self._done: Message | None = None  # outcome of the last round: its message may be lost
         self._saved: dict[int, Message] = {}  # outcomes of saves that were in flight at their DONE
@@ -75,6 +78,7 @@ class Member:
 
     def join(self) -> list[Message]:
         """Return the first messages of a connection: our rank, position, promise, verdict, outcomes and requests."""
+        self.reports.disconnected()
         steps, polls = self.promise if self.state == PROMISED else self.gate.position()
         joining: Message = {
             "say": "join",
@@ -109,10 +113,11 @@ class Member:
     def receive(self, message: Message) -> list[Message]:
         """Handle a message of the coordinator, and return the answers."""
         says = message["say"]
-        if says == "welcome":
-            self.leader_left = False
-        elif says == "start":
+        if says == "start":
             self.start = read_decision(message["decision"])
+        elif says == "welcome":
+            self.leader_left = False
+            return self.reports.welcomed(message["incarnation"])
         elif says == "prepare":
             return self._prepare(message["round"])
         elif says == "commit":
@@ -124,6 +129,8 @@ class Member:
             return [acknowledgement, *(self._give_up() if message["round"] == self.round else [])]
         elif says == "bye":
             self.leader_left = True
+        elif says == "reported":
+            self.reports.receive(message)
         return []
 
     def may_promise(self, number: int) -> bool:
@@ -211,8 +218,9 @@ class Member:
         return self._decision(self.verdict["steps"] + 1 - self.gate.rewound) if self.state == COMMITTED else None
 
     def may_hear_more(self) -> bool:
-        """Return whether rank 0 can still decide something for this rank, which has neither left nor stopped."""
-        return not self.has_left and self.stopped is None
+        """Return whether rank 0 can still decide something for this rank, or answer a report: it has neither left nor
+        stopped, or waits with its last save for the others."""
+        return not self.has_left and (self.stopped is None or self.reports.is_waiting)
 
     # ---- training thread --------------------------------------------------------------------------------------
 

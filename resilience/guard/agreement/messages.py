@@ -24,6 +24,11 @@ WHY_LIMIT = 500
 LABEL_LIMIT = 100
 TRIGGER_LIMIT = 64
 """Longest texts of a request, in characters: a verdict with 16 of them fits into the largest frame."""
+KEY_LIMIT = 200
+FAULT_LIMIT = 500
+TEXT_LIMIT = 1000
+MOST_FAULTS = 8
+"""Longest texts of a report, in characters, and the most faults of an answer: it fits into a frame as well."""
 
 # From a member to the coordinator: the keys of each message besides `say`, and their types.
 _MEMBER_SAYS: dict[str, dict[str, type]] = {
@@ -44,6 +49,7 @@ _MEMBER_SAYS: dict[str, dict[str, type]] = {
     "leave": {"steps": int, "how": str, "why": str},
     "resume": {"round": int},
     "aborted": {"round": int},
+    "report": {"key": str, "fault": str, "text": str},
 }
 _WORDS = {
     "done": ("outcome", (SAVED, FAILED, OBEYED, IN_FLIGHT)),
@@ -52,12 +58,13 @@ _WORDS = {
 }
 # From the coordinator to a member.
 _COORDINATOR_SAYS: dict[str, dict[str, type]] = {
-    "welcome": {"round": int},
+    "welcome": {"round": int, "incarnation": str},
     "start": {"decision": dict},
     "prepare": {"round": int},
     "commit": {"round": int, "verdict": dict},
     "abort": {"round": int},
     "bye": {},
+    "reported": {"key": str, "faults": list, "text": str},
 }
 # Inside `commit` and `join`: the position, the requests to apply, and the names of the answered requests.
 _VERDICT: dict[str, type] = {"steps": int, "polls": int, "requests": list, "answers": list}
@@ -87,6 +94,8 @@ def check_member_message(message: object) -> Message:
             read_request(fields)
     elif says == "request":
         read_request(checked["request"])
+    elif says == "report":
+        _check_lengths(checked["key"], [checked["fault"]], checked["text"])
     elif says in _WORDS:
         field, words = _WORDS[says]
         if checked[field] not in words:
@@ -104,6 +113,8 @@ def check_coordinator_message(message: object) -> Message:
         _check_verdict(checked["verdict"])
     elif checked["say"] == "start":
         read_decision(checked["decision"])
+    elif checked["say"] == "reported":
+        _check_lengths(checked["key"], checked["faults"], checked["text"])
     return checked
 
 
@@ -146,6 +157,18 @@ def sendable(request: Request, rank: int) -> Request:
         step=_step(request.step),
         since=_step(request.since),
     )
+
+
+def cut_report(key: str, fault: str, text: str) -> Message:
+    """Return the report of a rank, with texts of limited lengths."""
+    return {"say": "report", "key": key[:KEY_LIMIT], "fault": fault[:FAULT_LIMIT], "text": text[:TEXT_LIMIT]}
+
+
+def _check_lengths(key: str, faults: list[Any], text: str) -> None:
+    if not all(type(fault) is str and len(fault) <= FAULT_LIMIT for fault in faults) or len(faults) > MOST_FAULTS:
+        raise ValueError("report: not only short faults")
+    if len(key) > KEY_LIMIT or len(text) > TEXT_LIMIT:
+        raise ValueError("report: a text is too long")
 
 
 def _step(value: object) -> int:

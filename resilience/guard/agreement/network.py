@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from resilience.guard.agreement.address_file import Address
     from resilience.guard.agreement.messages import Message
+    from resilience.guard.agreement.reports import Report
     from resilience.guard.gate import Gate
     from resilience.guard.settings import GuardSettings
 
@@ -66,6 +67,8 @@ class NetworkAgreement(Agreement):
         changed: the lock around all of this, and the condition that is notified of each change.
         member: this rank's side of the protocol.
     """
+
+    carries_reports = True
 
     _link: Server | Client
 
@@ -136,6 +139,17 @@ class NetworkAgreement(Agreement):
         with self.changed:
             self._outbox.extend(self.member.saved(number, outcome, seconds))
         self._wake()
+
+    def report(self, key: str, *, fault: str = "", text: str = "") -> None:
+        """See `Agreement`. Never waits for the network."""
+        with self.changed:
+            self._outbox.extend(self.member.reports.add(key, fault, text))
+        self._wake()
+
+    def reported(self, key: str) -> Report | None:
+        """See `Agreement`. Once rank 0 is gone for good every open report ends as a fault."""
+        with self.changed:
+            return self.member.reports.answer(key)
 
     # ---- training thread --------------------------------------------------------------------------------------
 
@@ -414,6 +428,7 @@ class LeaderAgreement(NetworkAgreement):
             skew_steps=settings.skew_steps,
             absent_s=ABSENT_S,
             by_time=settings.decide_by == "time",
+            incarnation=self.member.incarnation,
         )
         self._listen = listen
         self._withdraw = withdraw
@@ -555,6 +570,7 @@ class FollowerAgreement(NetworkAgreement):
         super().__init__(gate, rank, world, settings, on_event, step_s)
         self._on_leader_lost = settings.on_leader_lost
         self._alone: SingleProcess | None = None
+        self._why_gone = ""
         self._monitor = LinkMonitor(ABSENT_S, settings.round_s, self._lost_s)
         self._link = self._client = Client(
             self._selector, rank, locate, self._join, self._receive_of_coordinator, self._note
@@ -605,9 +621,12 @@ class FollowerAgreement(NetworkAgreement):
             if not monitor.is_alone:
                 self._leader_back()
         elif why := monitor.why_gone(now, self.member, is_refused=self._client.is_refused):
-            monitor.is_alone = self._leader_gone(why)
+            self._why_gone = why
+            monitor.is_alone = self.member.stopped is None and self._leader_gone(why)
             if monitor.is_alone:
                 self._events.append(AgreementEvent("alone", why))
+        if self._why_gone and not self._client.is_up():
+            self.member.reports.give_up(self._why_gone)
         return monitor.next_deadline()
 
     def _send_outbox(self) -> None:

@@ -40,6 +40,10 @@ def saved(outcome: str = SAVED, number: int = 1, seconds: float = 1.0) -> dict[s
     return done(outcome, number, seconds, say="saved")
 
 
+def report(key: str, fault: str = "", text: str = "") -> dict[str, Any]:
+    return {"say": "report", "key": key, "fault": fault, "text": text}
+
+
 def goodbye(steps: int, how: str = DONE, why: str = "") -> dict[str, Any]:
     return {"say": "leave", "steps": steps, "how": how, "why": why}
 

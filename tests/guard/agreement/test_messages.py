@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from resilience.guard.agreement.frames import LARGEST_FRAME, encode
 from resilience.guard.agreement.member import Member
 from resilience.guard.agreement.messages import (
+    FAULT_LIMIT,
+    KEY_LIMIT,
     LABEL_LIMIT,
+    MOST_FAULTS,
+    TEXT_LIMIT,
     TRIGGER_LIMIT,
     WHY_LIMIT,
     check_coordinator_message,
@@ -37,9 +41,11 @@ MEMBER_SAYS: list[dict[str, Any]] = [
     say.done("in_flight", seconds=0.0),
     say.saved("failed", seconds=12.5),
     say.goodbye(9),
+    say.report("written 400.1", "No space left on device", "step-00000400"),
 ]
 COORDINATOR_SAYS: list[dict[str, Any]] = [
-    {"say": "welcome", "round": 1},
+    {"say": "welcome", "round": 1, "incarnation": "life"},
+    {"say": "reported", "key": "written 400.1", "faults": ["rank 1: disk full"], "text": "step-00000400"},
     {"say": "start", "decision": Decision(stop=True, reasons=["why"], triggers=["x"]).as_dict()},
     {"say": "start", "decision": Decision(earlier=[{"step": 7}]).as_dict()},
     say.prepare(),
@@ -117,6 +123,11 @@ def test_junk_in_any_place_is_a_value_error_or_still_a_message(
         {"say": "start", "decision": {**Decision().as_dict(), "earlier": [1]}},
         {"say": "start", "decision": {**Decision().as_dict(), "earlier": {}}},
         {"say": "start", "decision": []},
+        say.report("x" * (KEY_LIMIT + 1)),
+        say.report("key", "x" * (FAULT_LIMIT + 1)),
+        say.report("key", "", "x" * (TEXT_LIMIT + 1)),
+        {"say": "reported", "key": "key", "faults": [1], "text": ""},
+        {"say": "reported", "key": "key", "faults": ["fault"] * (MOST_FAULTS + 1), "text": ""},
         {"say": "start", "decision": {**Decision().as_dict(), "stop": "yes"}},
         {"say": ["join"]},
         {"say": "shutdown"},

@@ -1,0 +1,164 @@
+"""Reports: each rank says that it has done its part of something, and every rank asks whether all have. Pure.
+
+A save over ranks has several phases, and each ends when all ranks have reported it. A key is a phase and a name, such
+as `written 400.1`: reports of the same name belong together. No rank waits in a report, and no round waits for one.
+"""
+
+from __future__ import annotations
+
+from resilience.guard.agreement.messages import MOST_FAULTS, cut_report
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from resilience.guard.agreement.messages import Message
+
+MOST_ANSWERS = 1000
+"""How many answers are remembered: a rank may ask again after a broken connection."""
+
+
+class Report:
+    """The answer to a key: every rank has reported, or one never will.
+
+    Attributes:
+        faults: a sentence for each rank that failed, such as `rank 3: No space left on device`; none: all is well.
+        text: the text that rank 0 reported.
+    """
+
+    __slots__ = ("faults", "text")
+
+    def __init__(self, faults: Iterable[str] = (), text: str = "") -> None:
+        self.faults = tuple(faults)
+        self.text = text
+
+
+class SentReports:
+    """The reports of one rank. Each is repeated on every connection until it is answered.
+
+    A coordinator that was started anew does not know what was reported before. Its first answers must not mix the saves
+    of two processes of rank 0, so everything that was begun before has failed.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, Message] = {}
+        self._answers: dict[str, Message] = {}
+        self._broken: dict[str, str] = {}
+        self._coordinator = ""
+        self._is_welcome = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether a report is not answered yet."""
+        return any(key not in self._answers for key in self._open)
+
+    def add(self, key: str, fault: str, text: str) -> list[Message]:
+        """Report under `key`; an empty `fault`: all is well. Return the messages to send now."""
+        message = cut_report(key, fault or self._broken.get(_name(key), ""), text)
+        if message["key"] in self._answers:
+            return []  # another rank has failed
+        self._open[message["key"]] = message
+        return [message] if self._is_welcome else []
+
+    def answer(self, key: str) -> Report | None:
+        """Return the answer to a key, or None."""
+        found = self._answers.get(key)
+        return None if found is None else Report(found["faults"], found["text"])
+
+    def receive(self, message: Message) -> None:
+        """Take an answer. The first one counts."""
+        self._open.pop(message["key"], None)
+        _keep(self._answers, message["key"], message)
+
+    def disconnected(self) -> None:
+        """Send nothing before the coordinator has said who it is."""
+        self._is_welcome = False
+
+    def welcomed(self, coordinator: str) -> list[Message]:
+        """Return the messages to send on a new connection to this coordinator, known by a random word."""
+        if self._coordinator not in ("", coordinator):
+            self.break_off("rank 0 was restarted")
+        self._coordinator = coordinator
+        self._is_welcome = True
+        return list(self._open.values())
+
+    def break_off(self, why: str) -> None:
+        """Let everything that was begun fail: open reports, and later phases of names that were reported before."""
+        for key in (*self._answers, *self._open):
+            _keep(self._broken, _name(key), why)
+        for key, message in self._open.items():
+            self._open[key] = message if message["fault"] else {**message, "fault": why}
+
+    def give_up(self, why: str) -> None:
+        """Answer every open report with a fault: rank 0 is gone. If it returns, it is told."""
+        if self._open:
+            self.break_off(why)
+            for key in self._open:
+                _keep(self._answers, key, answer(key, [why]))
+
+
+class ReportRegistry:
+    """Rank 0's table of the reports of all ranks.
+
+    Args:
+        world: number of ranks.
+    """
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._open: dict[str, dict[int, Message]] = {}
+        self._answers: dict[str, Message] = {}
+        self._broken: dict[str, str] = {}
+        self._failed: set[str] = set()
+
+    def add(self, rank: int, message: Message) -> list[tuple[int, Message]]:
+        """Take a report, which may be a repetition. Return the answer to this rank if there is one already."""
+        key = message["key"]
+        if key in self._answers:
+            return [(rank, self._answers[key])]
+        self._open.setdefault(key, {})[rank] = message
+        if message["fault"] or _name(key) in self._broken:
+            self._failed.add(key)
+        return []
+
+    def break_off(self, why: str) -> None:
+        """Let everything that was begun fail: a rank was restarted, and its new process knows nothing of it."""
+        for key in (*self._answers, *self._open):
+            _keep(self._broken, _name(key), why)
+        self._failed.update(self._open)
+
+    def due(self, left: Mapping[int, str]) -> list[Message]:
+        """Return the answers that all ranks are to get: every rank has reported, or one has failed, or left without its
+        report. `left`: the ranks that have left, and the fault of each."""
+        found = []
+        for key, reports in list(self._open.items()):
+            gone = [rank for rank in left if rank not in reports]
+            if len(reports) < self._world and not gone and key not in self._failed:
+                continue
+            faults = [f"rank {rank}: {reports[rank]['fault']}" for rank in sorted(reports) if reports[rank]["fault"]]
+            faults += [f"rank {rank}: left" + (f" with {left[rank]}" if left[rank] else "") for rank in gone]
+            if not faults and key in self._failed:
+                faults = [self._broken.get(_name(key), "a rank was restarted")]
+            found.append(answer(key, faults, reports[0]["text"] if 0 in reports else ""))
+            del self._open[key]
+            self._failed.discard(key)
+            _keep(self._answers, key, found[-1])
+        return found
+
+
+def answer(key: str, faults: list[str], text: str = "") -> Message:
+    """Return the message that answers all reports of a key."""
+    cut = [cut_report(key, fault, "")["fault"] for fault in faults[:MOST_FAULTS]]
+    return {"say": "reported", "key": key, "faults": cut, "text": text}
+
+
+def _name(key: str) -> str:
+    return key.partition(" ")[2] or key
+
+
+def _keep(table: dict[str, Any], key: str, value: Any) -> None:
+    """Add to a table of bounded size, unless the key is there already."""
+    table.setdefault(key, value)
+    while len(table) > MOST_ANSWERS:
+        del table[next(iter(table))]
