@@ -174,16 +174,15 @@ def _read_shares(part: Path, nodes: int) -> tuple[str, list[FileEntry]]:
 def _check(part: Path, entries: list[FileEntry]) -> list[str]:
     """Return the directories inside. Raise CheckpointError if files changed after their digest, or are not complete."""
     sizes, directories = list_files(part)
-    digested = {entry.path: entry.size for entry in entries}
     if not sizes:
         raise CheckpointError(f"nothing was written into {part}", hint="save into `part.path` of `guard.saving()`")
-    for path in sorted(sizes.keys() | digested.keys()):
-        if sizes.get(path) != digested.get(path):
-            raise CheckpointError(
-                f"{path} has {_bytes(sizes.get(path))} in {part}, and had {_bytes(digested.get(path))} when it was "
-                "digested",
-                hint="save in the background with part.until(handle), so that the commit waits for it",
-            )
+    if len(sizes) != len(entries) or any(sizes.get(entry.path) != entry.size for entry in entries):
+        digested = {entry.path: entry.size for entry in entries}
+        path = min(path for path in sizes.keys() | digested.keys() if sizes.get(path) != digested.get(path))
+        raise CheckpointError(
+            f"{part}/{path} has {_bytes(sizes.get(path))}, and had {_bytes(digested.get(path))} when it was digested",
+            hint="save in the background with part.until(handle), so that the commit waits for it",
+        )
     if fault := check_content(Content(part, sizes)):
         raise CheckpointError(f"{part} is not complete: {fault}", hint="a writer failed, perhaps without a word")
     return directories

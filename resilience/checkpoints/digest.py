@@ -103,13 +103,13 @@ def digest_file(
     CheckpointError if the algorithm is not known here; OutOfTime at the `deadline` of time.monotonic().
     """
     digest = _digest(algorithm)
-    buffer = memoryview(bytearray(CHUNK_BYTES))
     size = 0
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if sync:
             os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        buffer = memoryview(bytearray(min(os.fstat(descriptor).st_size + 1, CHUNK_BYTES)))
         while count := os.readv(descriptor, [buffer]):
             if deadline is not None and time.monotonic() >= deadline:
                 raise OutOfTime

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from resilience.errors import CheckpointError
@@ -96,7 +96,7 @@ def new_token() -> str:
 
 def to_text(manifest: Manifest) -> str:
     """Return the text of a manifest's file."""
-    body = _canonical(asdict(manifest))
+    body = _canonical({one.name: getattr(manifest, one.name) for one in fields(manifest)})
     return f'{{"crc32":"{zlib.crc32(body.encode()):08x}","manifest":{body}}}\n'
 
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +22,7 @@ from resilience.checkpoints.trash import discard, empty
 from resilience.errors import CheckpointError
 from tests.checkpoints.saves import RUN, committed, listed, new_store, read, write_part
 from tests.lab.disks import fill, small_disk
+from tests.lab.waiting import until
 from tests.system.writer import OF_THE_INTERPRETER, REFUSED, Writer, writer
 
 SPREAD = 10
@@ -215,3 +222,63 @@ def test_a_full_disk_refuses_the_commit_keeps_what_is_there_and_lets_old_ones_go
         assert empty(store).failed == ()
         assert commit(store, ".part-00000040.a2.1", {"run": RUN})["outcome"] == "committed"
         assert listed(store) == {40: 2}
+
+
+@pytest.mark.parametrize("instants", [pytest.param(3, id="some"), pytest.param(500, marks=soak, id="many")])
+def test_killed_at_any_instant_with_four_saves_in_flight_loses_nothing_acknowledged(
+    tmp_path: Path, instants: int
+) -> None:
+    """Each program is a new attempt. The workers of a killed one are killed with it, or go on beside the next one."""
+    dice = random.Random(int(os.environ.get("RESIL_SOAK_SEED", "1")))
+    store = new_store(tmp_path / "ckpt")
+    acknowledged = tmp_path / "acknowledged"
+    acknowledged.touch()
+    programs: list[int] = []
+    try:
+        for attempt in range(2, instants + 2):
+            told = acknowledged.read_text()
+            with _saving(store, attempt, acknowledged) as program:
+                programs.append(program.pid)
+                if instants < 100:  # time to commit, on a busy machine
+                    until(partial(_grown, acknowledged, told), "a commit")
+                time.sleep(dice.uniform(0, 0.8))
+                assert program.poll() is None, "it ends only when it is killed"
+                if dice.random() < 0.5:
+                    os.killpg(program.pid, signal.SIGKILL)
+            newest = max(map(int, acknowledged.read_text().split()), default=0)
+            found = listed(store)
+            assert max(found, default=0) >= newest, f"attempt {attempt}"
+            assert set(found.values()) <= set(range(1, attempt + 1))
+    finally:
+        for pid in programs:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        until(lambda: not any(map(_is_group, programs)), "the end of the workers")
+    fence.begin(store, instants + 2)
+    assert empty(store, busy=1).failed == () and store.parts() == store.trash() == []
+    assert newest > instants / 4, "there was something to lose"
+
+
+def _grown(path: Path, before: str) -> bool:
+    return len(path.read_text()) > len(before)
+
+
+@contextmanager
+def _saving(store: StoreDirectory, attempt: int, acknowledged: Path) -> Iterator[subprocess.Popen[bytes]]:
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tests.checkpoints.endless_saves", store.path, str(attempt), acknowledged],
+        cwd=Path(__file__).parents[2], start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield program
+    finally:
+        program.kill()
+        program.wait()
+
+
+def _is_group(number: int) -> bool:
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
