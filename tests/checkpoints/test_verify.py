@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from resilience.checkpoints import verify as verify_module
-from resilience.checkpoints.digest import OutOfTime, digest_file
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.formats import Content
-from resilience.checkpoints.manifest import to_text
+from resilience.checkpoints.manifest import FileEntry, to_text
 from resilience.checkpoints.verified import from_answer, read_verified, write_verified
 from resilience.checkpoints.verify import LEVELS, Fault, Verification, in_share, verify
 from resilience.checkpoints.worker import do
@@ -219,11 +218,6 @@ def test_digests_that_cannot_be_computed_here_are_unknown_not_good(checkpoint: C
     assert fault_of(verify(checkpoint, "digest")).file == "__1_0.distcp"  # without any digest
 
 
-def test_a_deadline_within_a_file_ends_its_reading(checkpoint: Checkpoint) -> None:
-    with pytest.raises(OutOfTime):
-        digest_file(checkpoint.path / "__1_0.distcp", "crc32", deadline=0.0)
-
-
 def test_an_error_of_reading_is_unknown_not_damaged(checkpoint: Checkpoint, monkeypatch: Any) -> None:
     def broken(path: Path, algorithm: str, **_: Any) -> tuple[int, str]:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
@@ -277,6 +271,16 @@ def test_files_after_the_deadline_are_unread_and_so_not_good(checkpoint: Checkpo
     found = verify(checkpoint, deadline=time.monotonic() - 1)
     assert (found.fault, found.unread, found.is_good) == (None, 3, False)
     assert verify(checkpoint, deadline=time.monotonic() + 600).is_good
+
+
+def test_a_file_too_large_for_the_time_left_is_unread(checkpoint: Checkpoint) -> None:
+    with open(checkpoint.path / "large.dat", "wb") as file:
+        file.truncate(2**32)  # sparse
+    manifest = checkpoint.manifest()
+    rewrite(checkpoint, replace(manifest, files=(*manifest.files, FileEntry("large.dat", 2**32, "00000000"))))
+    found = verify(checkpoint, deadline=time.monotonic() + 0.05)
+    assert found.fault is None
+    assert found.unread >= 1
 
 
 # ---- in a child

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 METADATA = ".metadata"
 _SHARD = re.compile(r"__\d+_\d+\.distcp")
 _MODULE = b"torch.distributed.checkpoint.metadata"
+_SECTIONS = ("state_dict_metadata", "planner_data", "storage_data", "storage_meta")
+"""Attributes of `Metadata`, in their order. Those after them are of others: Megatron adds the plans of all ranks."""
 _MOST_READ_BYTES = 16 * 2**20
 """A longer `.metadata` is not read: its opcodes take about a second per 4 MB."""
 
@@ -79,8 +81,8 @@ def _check_references(content: Content, directory: str, metadata: str) -> Fault 
             return Fault(path, expected, is_there, "is truncated")
     for item, count in wanted.items():
         if found[item] < count:
-            expected, is_there = f"a place for {count} of {item}", f"{found[item]}"
-            return Fault(metadata, expected, is_there, "lacks data that a writer did not write")
+            expected, is_there = f"{count} chunks of {item} in files", f"{found[item]}"
+            return Fault(metadata, expected, is_there, "names data that was not written")
     return None
 
 
@@ -100,7 +102,7 @@ def read_metadata(text: bytes) -> tuple[Counter[str], Counter[str], dict[str, in
     recent: list[Any] = [None] * 8
     """The newest values: texts, numbers, `(class,)`, and None for all else."""
     memo: dict[int, Any] = {}
-    item = ""
+    item = section = ""
     operations: Iterator[tuple[OpcodeInfo, Any, int | None]] = genops(text)
     for opcode, argument, _ in operations:
         name = opcode.name
@@ -120,13 +122,16 @@ def read_metadata(text: bytes) -> tuple[Counter[str], Counter[str], dict[str, in
             made = recent[-2][0]
             if made in ("TensorStorageMetadata", "BytesStorageMetadata"):
                 item = str(recent[-3])
-            wanted[item] += made in ("ChunkStorageMetadata", "BytesStorageMetadata")
+            if section == "state_dict_metadata":
+                wanted[item] += made in ("ChunkStorageMetadata", "BytesStorageMetadata")
             recent.append(None)
         elif name in ("MARK", "FRAME", "PROTO"):
             continue
         else:
             recent.append(argument)
-        if recent[-2] == "fqn":
+        if recent[-1] in _SECTIONS:
+            section = recent[-1]
+        if recent[-2] == "fqn" and section != "storage_meta":
             found[str(recent[-1])] += 1
         elif recent[-2] == "length" and recent[-4] == "offset" and recent[-6] == "relative_path":
             path, end = str(recent[-5]), int(recent[-3]) + int(recent[-1])

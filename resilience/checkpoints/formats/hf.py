@@ -11,7 +11,7 @@ from resilience.checkpoints.formats import Content, Fault, joined
 from resilience.checkpoints.formats.safetensors import read_header
 
 _INDEX = (".safetensors.index.json", ".bin.index.json")
-_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.safetensors|\.bin)")
+_SHARD = re.compile(r"(model|pytorch_model)-(\d{5})-of-(\d{5})(\.safetensors|\.bin)")
 
 
 class HuggingFace:

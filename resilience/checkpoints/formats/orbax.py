@@ -6,10 +6,14 @@ tensorstore/kvstore/ocdbt/format: magic, length as 8 bytes, least significant fi
 
 from __future__ import annotations
 
+import json
+import re
+
 from resilience.checkpoints.formats import Content, Fault, joined
 
 METADATA, TREE, MANIFEST = "_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"
 _MAGIC = bytes.fromhex("0cdb3a2a")
+_ARRAY = re.compile(r'"value_type": "(jax\.Array|np\.ndarray)"')
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
 
@@ -51,7 +55,8 @@ def _check_tree(content: Content, directory: str) -> Fault | None:
     tree = content.read_json(joined(directory, TREE))
     if isinstance(tree, Fault):
         return tree
-    if isinstance(tree, dict) and tree.get("use_ocdbt") and tree.get("tree_metadata"):
+    # A tree of texts only is in a file of its own.
+    if isinstance(tree, dict) and tree.get("use_ocdbt") and _ARRAY.search(json.dumps(tree.get("tree_metadata"))):
         path = joined(directory, MANIFEST)
         if path not in content.sizes:
             return Fault(path, f"a manifest by {TREE}", "none", "is missing")
