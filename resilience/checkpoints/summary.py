@@ -11,7 +11,8 @@ from typing import Any
 
 from resilience.base.files import read_regular
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
-from resilience.checkpoints.names import BAD, PRUNE, STORE, VERIFIED, WHY
+from resilience.checkpoints.names import PRUNE, STORE, VERIFIED
+from resilience.checkpoints.quarantine import reason
 from resilience.checkpoints.verified import read_verified
 from resilience.errors import CheckpointError
 from resilience.messages import plural
@@ -19,6 +20,7 @@ from resilience.switch import describe_age
 
 MOST_LOOKED = 8
 """Of so many checkpoints the verifications are read: each needs its manifest, which a million files make large."""
+MOST_SENTENCES = 2
 VERIFIES = "digest"
 """The level that counts as verified: every file was read again and was found equal."""
 
@@ -105,7 +107,7 @@ def summarize(store: StoreDirectory) -> StoreSummary:
         parts=tuple(store.parts()),
         bad=tuple(_bad(store)),
         trash=len(store.trash()),
-        prune_failure=str(_record(f"{store.own}/{PRUNE}").get("failed") or ""),
+        prune_failure=_prune_failure(store),
     )
 
 
@@ -146,9 +148,17 @@ def _names(path: str) -> list[str]:
 
 def _bad(store: StoreDirectory) -> Iterator[tuple[str, str, float]]:
     for name in store.bad():
-        record = _record(f"{store.path}/{BAD}/{name}{WHY}")
+        record: dict[str, Any] = {}
+        with suppress(OSError, CheckpointError):
+            record = reason(store, name)
         at = record.get("at")
         yield name, str(record.get("why") or "no reason recorded"), float(at) if isinstance(at, int | float) else 0.0
+
+
+def _prune_failure(store: StoreDirectory) -> str:
+    failed = _record(f"{store.own}/{PRUNE}").get("failed")
+    sentences = [str(one) for one in failed] if isinstance(failed, list) else []
+    return "; ".join(sentences[:MOST_SENTENCES])
 
 
 def _record(path: str) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from resilience import layout
 from resilience.base.mounts import MEMORY_TYPES, current_mounts, mount_of
 from resilience.cluster import ClusterConfig
+from resilience.doctor.checkpoints import TOPIC as CHECKPOINTS
+from resilience.doctor.checkpoints import diagnose_checkpoints
 from resilience.doctor.diagnosis import (
     Diagnosis,
     diagnose_cluster,
@@ -55,6 +57,7 @@ def examine(project: Project) -> Examination:
         ("settings", _settings),
         ("scheduler", _scheduler),
         ("state directory", _state_directory),
+        (CHECKPOINTS, diagnose_checkpoints),
         ("alerts", _alert_state),
         (TOPIC, diagnose_training),
         ("plugins", _plugins),

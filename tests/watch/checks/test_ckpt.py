@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 
 from resilience.checkpoints.digest import OutOfTime
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
-from resilience.checkpoints.names import BAD, WHY, part_name
+from resilience.checkpoints.names import PRUNE, part_name
+from resilience.checkpoints.quarantine import set_aside
 from resilience.checkpoints.verified import read_verified, write_verified
-from resilience.checkpoints.verify import verify
+from resilience.checkpoints.verify import Fault, verify
 from resilience.errors import SettingsError
 from resilience.finding import Finding
 from resilience.records import from_record, to_record
@@ -362,14 +364,16 @@ def test_a_manifest_of_a_newer_version_is_unknown(night: Night) -> None:
 
 
 def test_what_was_set_aside_and_a_prune_that_failed_are_told(night: Night) -> None:
+    night.clock.time = time.time()  # what is set aside is dated by the machine
     night.save(100)
-    (night.path / BAD / "step-00000200").mkdir(parents=True)
-    why = {"why": "model.pt has other content", "at": night.clock.time - HOUR}
-    (night.path / BAD / f"step-00000200{WHY}").write_text(json.dumps(why))
-    night.expect("WARNING bad", "step-00000200 was set aside 1 h ago: model.pt has other content")
-    shutil.rmtree(night.path / BAD)
-    failed = {"at": night.clock.time, "deleted": [], "freed_bytes": 0, "failed": "cannot delete x: Permission denied"}
-    (night.path / ".resil" / "prune.json").write_text(json.dumps(failed))
+    bad = night.save(200)
+    set_aside(night.store(), bad, fault=Fault("model.pt", "9 bytes", "8 bytes", "is truncated"))
+    night.wait(MIN)
+    night.expect("WARNING bad", "step-00000200 was set aside 1 h ago: model.pt is truncated: expected 9 bytes, found 8")
+    night.wait(8 * 24 * HOUR)
+    night.expect("OK", "step-00000100")
+    failed = {"at": night.clock.time, "deleted": [], "freed_bytes": 0, "failed": ["cannot delete x: Permission denied"]}
+    (night.path / ".resil" / PRUNE).write_text(json.dumps(failed))
     night.expect("WARNING prune", "the last prune failed: cannot delete x: Permission denied")
 
 

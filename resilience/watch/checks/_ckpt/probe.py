@@ -184,7 +184,7 @@ def _training(context: Context, run: str) -> tuple[str, float]:
 
     directory = RunDirectory(context.state_dir / run, context.group) if run else None
     if directory is None or not directory.exists():
-        return f"{run or 'its run'} is unknown here, so no new one is expected", 0.0
+        return f"the run {run} is not known here" if run else "its run is not known", 0.0
     now = context.system.clock.now()
     try:
         state = run_now(directory, now, Queues(context.system, context.scheduler, "", patience_s=QUERY_S))
