@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable
@@ -12,10 +13,14 @@ from typing import Any
 
 import pytest
 
+from resilience.checkpoints.directory import StoreDirectory
+from resilience.checkpoints.verified import write_verified
+from resilience.checkpoints.verify import verify
 from resilience.cli.show_status import show_status
 from resilience.errors import SchedulerUnavailable
 from resilience.job import ExitCode, JobId, JobState
 from resilience.system import files
+from tests.checkpoints.trees import RECORDED, commit_tree
 from tests.lab.fakes import DOWN, FakeClock
 from tests.lab.shell import Shell
 
@@ -294,3 +299,19 @@ def test_ten_looks_in_a_row_ask_the_scheduler_once_and_fresh_asks_again(shell: S
     assert shell.fake.calls == ["jobs"]
     shell.resil("status", "--fresh")
     assert shell.fake.calls == ["jobs", "jobs"]
+
+
+def test_the_newest_verified_checkpoint_and_its_age(shell: Shell) -> None:
+    shell.settings('[run]\nname = "gpt"\ncommand = "python train.py"\n[checkpoints]\npath = "ckpts"\n')
+    shell.resil("submit")
+    assert "checkpoints" not in shell.resil("status").out and shell.resil("status", "--json").json["runs"][0][
+        "checkpoints"] is None  # fmt: skip
+    store = StoreDirectory.create(shell.directory / "ckpts", "gpt")
+    for step in (100, 200):
+        one = commit_tree(store, step, RECORDED / "safetensors")
+        os.utime(one.manifest_path, (time.time() - 600, time.time() - 600))
+    write_verified(store.find(100), verify(store.find(100)), time.time())
+    line = "  checkpoints: step 100 verified, saved 10 min ago (step-00000100); step 200 not verified yet"
+    assert line in shell.resil("status").out.splitlines()
+    found = shell.resil("status", "--json").json["runs"][0]["checkpoints"]
+    assert (found["count"], found["newest"]["step"], found["verified"]["level"]) == (2, 200, "digest")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 from resilience import layout
+from resilience.checkpoints.directory import StoreDirectory
+from resilience.checkpoints.verified import write_verified
+from resilience.checkpoints.verify import verify
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.job import ExitCode, Job, JobId, JobState
 from resilience.runs.attempts import Attempt, AttemptEnd
@@ -18,6 +22,8 @@ from resilience.runs.queue_cache import QueueAnswer
 from resilience.runs.status import RunStatus, fold, mark_lost, run_statuses
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.submission import make_comment
+from resilience.system.stuck import StuckMemory
+from tests.checkpoints.trees import RECORDED, commit_tree
 from tests.lab.fakes import DOWN, ME, NOW, FakeClock, FakeScheduler, a_job, make_project
 
 
@@ -331,3 +337,30 @@ def test_an_attempt_is_lost_only_when_an_answer_proves_it(
 ) -> None:
     (marked,) = mark_lost([attempt], jobs, answer, NOW)
     assert marked.end is end
+
+
+# ---- checkpoints --------------------------------------------------------------------------------------------------
+
+
+def test_each_run_shows_its_own_checkpoints_and_those_of_another_run_are_not_shown(tmp_path: Path) -> None:
+    settings = '[run]\nname = "gpt"\n[checkpoints]\npath = "ckpts"\n'
+    project = make_project(tmp_path, FakeScheduler(), settings)
+    add_run(project)
+    add_run(project, "bert", "bb")
+    assert [status.checkpoints for status in run_statuses(project, project.runs())] == [None, None]
+    checkpoint = commit_tree(StoreDirectory.create(project.loaded.project / "ckpts", "gpt"), 100, RECORDED / "torch")
+    write_verified(checkpoint, verify(checkpoint), NOW)
+    found = {status.run: status.checkpoints for status in run_statuses(project, project.runs())}
+    assert found["bert"] is None and found["gpt"] is not None and found["gpt"].verified is not None
+    assert (found["gpt"].verified.name, found["gpt"].verified.verified_at) == ("step-00000100", NOW)
+
+
+def test_a_disk_of_checkpoints_that_hangs_hides_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = '[run]\nname = "gpt"\n[checkpoints]\npath = "ckpts"\n[watch]\nstate_deadline_s = 0.3\n'
+    project = make_project(tmp_path, FakeScheduler(records=[a_job(7, comment=OURS)]), settings)
+    add_run(project)
+    monkeypatch.setattr("resilience.checkpoints.summary.read_summary", lambda _: time.sleep(100))
+    monkeypatch.setattr(StuckMemory, "of", classmethod(lambda cls, system: cls([tmp_path / "node"])))
+    status = probe(project)
+    assert status.headline == "running" and status.checkpoints is not None
+    assert "no answer within 0.3 s" in status.checkpoints.trouble

@@ -17,11 +17,13 @@ import pytest
 
 from resilience.base.mounts import current_mounts, mount_of
 from resilience.base.processes import descendants, is_waiting_in_kernel
-from resilience.finding import Verdict
+from resilience.checkpoints.directory import StoreDirectory
+from resilience.finding import Finding, Verdict
 from resilience.watch.checks._filesystem import probe
 from resilience.watch.checks._filesystem.probe import PlaceState, state_of
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import load_watchdog
+from tests.checkpoints.trees import commit_tree
 from tests.lab.disks import fill, make_read_only
 from tests.lab.fakes import FakeClock
 from tests.lab.hung import hung_directory
@@ -427,6 +429,21 @@ def test_the_next_checkpoint_that_does_not_fit_is_critical(tmp_path: Path, disk:
     ballast(disk, 0.5)
     found = fs.expect("CRITICAL checkpoint", disk, **settings)
     assert found.summary == "the next checkpoint does not fit: it takes 1.3 MiB, and 1020 KiB is free"
+
+
+def test_the_directory_of_the_settings_is_watched_and_its_manifests_tell_the_size(tmp_path: Path, disk: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "weights").write_bytes(bytes(int(1.3 * MIB)))
+    commit_tree(StoreDirectory.create(disk / "gpt", "gpt"), 100, tmp_path / "tree")
+    fs = Watching(tmp_path, settings=f'[checkpoints]\npath = "{disk}/{{run}}"\n')
+
+    def of_the_disk() -> Finding:
+        (found,) = (one for name, (one, *_) in fs.tick(warn_percent="100").items() if name.endswith(str(disk)))
+        return found
+
+    assert outcome(of_the_disk()) == "OK" and "; checkpoints" in of_the_disk().summary
+    ballast(disk, 1.8)
+    assert outcome(of_the_disk()) == "CRITICAL checkpoint" and "it takes 1.3 MiB" in of_the_disk().summary
 
 
 def test_future_checkpoints_are_counted_with_size_and_interval_of_the_settings(fs: Watching, disk: Path) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from resilience.checkpoints.directory import StoreDirectory
+from resilience.checkpoints.names import part_name
 from resilience.watch.checks._filesystem import measure
 from resilience.watch.checks._filesystem.measure import find_purge_candidates, interval_s, measure_checkpoints, saves_of
 from resilience.watch.checks._filesystem.reading import BYTES, INODES
+from tests.checkpoints.trees import RECORDED, commit_tree, rewrite
 
 NOW = 1_800_000_000.0
 MIB = 2**20
@@ -51,6 +55,23 @@ def test_a_single_file_is_a_checkpoint_too(tmp_path: Path) -> None:
     (tmp_path / "step1.ckpt").write_bytes(bytes(3 * MIB))
     os.utime(tmp_path / "step1.ckpt", (NOW - 900,) * 2)
     assert measure_checkpoints(str(tmp_path), "", BYTES, NOW).size == 3 * MIB
+
+
+@pytest.mark.parametrize("kind", [BYTES, INODES])
+def test_manifests_tell_sizes_and_times_and_saves_in_flight_do_not_count(tmp_path: Path, kind: str) -> None:
+    store = StoreDirectory.create(tmp_path / "ckpts", "gpt")
+    for number in range(4):
+        one = commit_tree(store, 100 * number, RECORDED / ("hf" if number == 2 else "safetensors"))
+        rewrite(one, replace(one.manifest(), durable_at=NOW - 1800 * (4 - number)))
+    a_checkpoint(store.path, part_name(400, 1, 5), 600, files=9)
+    a_checkpoint(store.path, ".bad/step-00000500", 600, files=9)
+    a_checkpoint(store.path, "of-a-person", 600, files=9)
+    known = measure_checkpoints(str(store.path), "", kind, NOW)
+    largest = store.find(200).manifest()
+    assert known.size == (largest.size_bytes if kind == BYTES else largest.inodes)
+    assert (known.every_s, known.count, known.source) == (1800, 4, "the manifests")
+    store.find(300).manifest_path.write_text("{")
+    assert measure_checkpoints(str(store.path), "", kind, NOW).size == known.size, "the others tell"
 
 
 def test_a_deleted_directory_yields_no_size(tmp_path: Path) -> None:
