@@ -276,9 +276,10 @@ class Store:
             answer = wait_for(ranks, "store", hint="their guards have not started")
             if answer.faults:
                 raise CheckpointError("; ".join(answer.faults))
-            self._session = session = json.loads(answer.text)
+            session = json.loads(answer.text)
             if "id" in session:
                 self._check_still_there(session["id"])
+            self._session = session
         if "superseded" in self._session:
             raise CheckpointError(
                 f"attempt {self._session['superseded']} has begun to use {self.path}, and this is {ranks.attempt}",
