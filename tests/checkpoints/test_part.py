@@ -166,7 +166,7 @@ def test_of_several_saves_in_flight_a_slow_one_never_replaces_a_newer_one(tmp_pa
         for part in flights[step]:
             part.written(None)
         commit(*flights[step])
-        assert launch.each(lambda store: store.latest())[1].step == 300  # type: ignore[union-attr]
+        assert launch.each(lambda store: store.latest())[1].step == 300
 
 
 def test_a_part_of_a_restarted_process_is_not_committed_by_the_child_of_the_killed_one(tmp_path: Path) -> None:
