@@ -33,6 +33,7 @@ COMMANDS: dict[str, CommandEntry] = {
         ("logs", "runs:logs", "Run", "Show the end of a run's log, and follow it."),
         ("attempts", "attempts:attempts", "Run", "Show each attempt of a run, and how it ended."),
         ("why", "attempts:why", "Run", "Show why the last attempt ended, or what a log says."),
+        ("ckpt", "ckpt:app", "Run", "List, verify, pin, prune and seal checkpoints."),
         ("kill", "runs:kill", "Steer", "Stop a run after a save, by its kill switch."),
         ("save", "runs:save", "Steer", "Make a run save now and continue."),
         ("breaker", "breaker:app", "Steer", "Show or close the breaker that holds a failing run."),

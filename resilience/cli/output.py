@@ -206,6 +206,48 @@ def patience(sentence: str, after_s: float = 5.0) -> Iterator[None]:
         timer.cancel()
 
 
+@contextmanager
+def reading(what: str, size_bytes: int, every_s: float = 1.0) -> Iterator[None]:
+    """Show on a terminal (standard error) how much of `size_bytes` this process reads inside, and if nothing comes."""
+    if not size_bytes or not sys.stderr.isatty():
+        yield
+        return
+    from threading import Event, Thread
+
+    from resilience.quantities import format_bytes
+
+    is_over, begin = Event(), _read_bytes()
+
+    def show() -> None:
+        read, silent_s = 0, 0.0
+        while not is_over.wait(every_s):
+            before, read = read, _read_bytes() - begin
+            silent_s = 0.0 if read > before else silent_s + every_s
+            silence = f", nothing read for {silent_s:.0f} s" if silent_s >= 5 else ""
+            part = min(99, read * 100 // size_bytes)
+            sys.stderr.write(f"\r{clean(what)}: {part} % of {format_bytes(size_bytes)}{silence}\x1b[K")
+            sys.stderr.flush()
+
+    thread = Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+def _read_bytes() -> int:
+    """Return how many bytes this process has read, from page cache or disk (rchar, proc_pid_io(5))."""
+    try:
+        with open("/proc/self/io", encoding="ascii") as file:
+            return int(file.readline().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def warn_of_dead_letters(project: Project, *, in_child: bool = True) -> None:
     """Warn of dead letters, if there are any. Never fails.
 
