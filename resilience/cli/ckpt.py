@@ -395,11 +395,11 @@ def adopt(
         bool, typer.Option("--new", help="All that follow pattern or tracker of [checkpoints] and are complete.")
     ] = False,
     step: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--step", metavar="N", min=0, help="Completed steps, if the name does not say so.", show_default=False
         ),
-    ] = -1,
+    ] = None,
     store: StoreOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -410,7 +410,7 @@ def adopt(
     from resilience.checkpoints.adopt import Found, find_new, pattern_of, tracked_step, why_not
 
     names = names or []
-    if bool(names) == new or (step >= 0 and len(names) != 1):
+    if bool(names) == new or (step is not None and len(names) != 1):
         raise UsageError("give names, or --new; --step is that of one name", hint="resil ckpt adopt --new")
     if new:
         known = configured_store(System(), config, is_needed=True)[1]
@@ -430,7 +430,7 @@ def adopt(
         else:
             tracked = tracked_step(found.store, pattern_of(pattern, tracker), tracker) if tracker else None
             bare = [Path(name).name for name in names]
-            steps = [step if step >= 0 else _step_of(name, pattern) for name in bare]
+            steps = [_step_of(name, pattern) if step is None else step for name in bare]
             candidates = tuple(
                 Found(name, step, why_not(found.store, name, step, tracker, tracked, found.now))
                 for name, step in zip(bare, steps, strict=True)
@@ -464,5 +464,7 @@ def _step_of(name: str, pattern: str) -> int:
     step = Pattern(pattern).step_of(name) if pattern else None
     numbers = re.findall(r"[0-9]{1,18}", name)
     if step is None and len(numbers) != 1:
-        raise UsageError(f"the name {name!r} does not say the step", hint=f"resil ckpt adopt {quoted(name)} --step N")
+        raise UsageError(
+            f"the name {name!r} does not say the step", hint=f"give it: resil ckpt adopt {quoted(name)} --step 500"
+        )
     return int(numbers[0]) if step is None else step

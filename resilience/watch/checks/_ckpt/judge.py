@@ -173,7 +173,7 @@ class _Judged:
         reading = self.reading
         if reading.prune_failure:
             more = f"; {plural(reading.trash, 'name')} in .trash/" if reading.trash else ""
-            advice = "resil ckpt prune shows why; until it succeeds, old checkpoints fill the disk"
+            advice = "to see why: resil ckpt prune; until it succeeds, old checkpoints fill the disk"
             yield self._finding(
                 Verdict.WARNING, "prune", f"the last prune failed: {reading.prune_failure}{more}", advice
             )
