@@ -13,13 +13,13 @@ import zlib
 from dataclasses import dataclass
 
 from resilience.base.files import kind_of
-from resilience.checkpoints.digest import OutOfTime, digest_file, list_files
+from resilience.checkpoints.digest import OutOfTime, digest_file
 from resilience.checkpoints.directory import Checkpoint
 from resilience.checkpoints.formats import Content, Fault, check_content
 from resilience.checkpoints.manifest import DamagedManifest, FileEntry, Manifest
 from resilience.errors import CheckpointError
 
-__all__ = ["LEVELS", "Fault", "Verification", "check_structure", "in_share", "verify"]
+__all__ = ["LEVELS", "Fault", "Verification", "in_share", "verify"]
 
 LEVELS = ("sizes", "structure", "digest")
 
@@ -132,8 +132,3 @@ def _check_size(checkpoint: Checkpoint, entry: FileEntry) -> Fault | None:
 def in_share(path: str, node: int, nodes: int) -> bool:
     """Return whether a file belongs to the share of a node: files are spread by the zlib.crc32 of their path."""
     return nodes <= 1 or zlib.crc32(path.encode("utf-8", "surrogateescape")) % nodes == node
-
-
-def check_structure(directory: str | os.PathLike[str]) -> Fault | None:
-    """Return the first fault of what a framework wrote, before it is committed. Raise OSError, CheckpointError."""
-    return check_content(Content(directory, list_files(os.fspath(directory)).sizes))

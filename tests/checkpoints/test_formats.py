@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.checkpoints.formats import Content, check_content, first_gap
+from resilience.checkpoints.formats import Content, Fault, check_content, first_gap
 from resilience.checkpoints.formats.dcp import read_metadata
-from resilience.checkpoints.verify import Fault, check_structure
-from tests.checkpoints.trees import FORMATS, RECORDED
+from tests.checkpoints.trees import FORMATS, RECORDED, check_structure
 
 SEED = 15
 
@@ -255,10 +254,10 @@ def test_a_shard_that_is_shorter_than_its_metadata_says_is_found(tree: Callable[
 
 def test_an_empty_shard_and_an_empty_metadata_are_found(tree: Callable[[str], Path]) -> None:
     directory = tree("dcp")
-    os.truncate(directory / "__0_0.distcp", 0)
-    assert fault_of(directory).file == "__0_0.distcp"
     os.truncate(directory / ".metadata", 0)
     assert fault_of(directory).file == ".metadata"
+    os.truncate(directory / "__0_0.distcp", 0)
+    assert fault_of(directory).file == "__0_0.distcp"
 
 
 def test_shards_that_are_no_zip_files_are_good(tmp_path: Path) -> None:

@@ -8,11 +8,17 @@ from pathlib import Path
 
 from resilience.checkpoints.digest import digest_file, list_files
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
+from resilience.checkpoints.formats import Content, Fault, check_content
 from resilience.checkpoints.manifest import FileEntry, Manifest, new_token, to_text
 from resilience.checkpoints.names import OWN, SEALS, committed_name, seal_name
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "checkpoints"
 FORMATS = ("dcp", "hf", "orbax", "safetensors", "torch")
+
+
+def check_structure(directory: Path) -> Fault | None:
+    """Return the first fault that a format finds in a directory."""
+    return check_content(Content(directory, list_files(directory).sizes))
 
 
 def manifest_of(path: Path, step: int, algorithm: str = "crc32") -> Manifest:

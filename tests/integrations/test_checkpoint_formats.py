@@ -15,8 +15,8 @@ import pytest
 from resilience.checkpoints.commit import commit
 from resilience.checkpoints.directory import StoreDirectory
 from resilience.checkpoints.names import part_name
-from resilience.checkpoints.verify import check_structure
 from resilience.errors import CheckpointError
+from tests.checkpoints.trees import check_structure
 from tests.integrations.launched import needs
 
 pytestmark = [needs("torch"), pytest.mark.filterwarnings("ignore")]

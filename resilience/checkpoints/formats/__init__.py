@@ -1,17 +1,18 @@
 """Formats of checkpoint files: what holds for each complete one, seen from names and headers. One file per format.
 
-Nothing is ever unpickled, and no framework is imported. A format judges only the files that it recognizes, and gives no
-opinion of others: a wrong fault would cost a save, because a commit refuses what has one.
+Each file exports `check`, which takes a `Content` and yields the faults of the files that it recognizes. It reads no
+more than headers, and raises OSError if it cannot. Nothing is ever unpickled, and no framework is imported. Of files
+that look unlike any it knows, a format has no opinion: a wrong fault would cost a save, because a commit refuses it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 MOST_JSON_BYTES = 128 * 2**20
 """Longer texts are not parsed. The header of a safetensors file has at most 100 MB."""
@@ -65,21 +66,15 @@ class Content:
                 found += more
         return bytes(found)
 
-    def read_json(self, path: str) -> Any:
-        """Return the value in a file, None if it is too long to be parsed, or the Fault. Raise OSError."""
-        if self.sizes[path] > MOST_JSON_BYTES:
-            return None
+    def read_json(self, path: str) -> dict[str, Any] | Fault:
+        """Return the object in a file: empty if it is too long to be parsed; or the Fault. Raise OSError."""
         try:
-            return json.loads(self.read(path))
+            value = json.loads(self.read(path)) if self.sizes[path] <= MOST_JSON_BYTES else {}
+            if not isinstance(value, dict):
+                raise ValueError(f"a {type(value).__name__}")
         except (ValueError, RecursionError) as error:
-            return Fault(path, "JSON", str(error), "cannot be parsed")
-
-
-class Format(Protocol):
-    """One format of checkpoint files; exported as FORMAT by the file with its name."""
-
-    def check(self, content: Content) -> Fault | None:
-        """Return the first fault of the files of this format. Reads headers only. Raise OSError if it cannot read."""
+            return Fault(path, "an object in JSON", str(error), "cannot be parsed")
+        return value
 
 
 def check_content(content: Content) -> Fault | None:
@@ -88,9 +83,8 @@ def check_content(content: Content) -> Fault | None:
 
     for name in sorted(os.listdir(os.path.dirname(__file__))):
         if name.endswith(".py") and not name.startswith("_"):
-            plugin: Format = import_module(f"{__name__}.{name[:-3]}").FORMAT
-            fault = plugin.check(content)
-            if fault is not None:
+            check: Callable[[Content], Iterator[Fault]] = import_module(f"{__name__}.{name[:-3]}").check
+            for fault in check(content):
                 return fault
     return None
 

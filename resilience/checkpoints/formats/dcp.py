@@ -29,61 +29,46 @@ _MOST_READ_BYTES = 16 * 2**20
 """A longer `.metadata` is not read: its opcodes take about a second per 4 MB."""
 
 
-class Dcp:
-    """Directories with `.metadata` or `.distcp` files."""
-
-    def check(self, content: Content) -> Fault | None:
-        """See `Format`."""
-        for directory, names in content.directories.items():
-            shards = [joined(directory, name) for name in names if _SHARD.fullmatch(name)]
-            if shards or METADATA in names:
-                fault = _check_directory(content, directory, shards)
-                if fault is not None:
-                    return fault
-        return None
-
-
-FORMAT = Dcp()
+def check(content: Content) -> Iterator[Fault]:
+    """Yield the faults of directories with `.metadata` or `.distcp` files."""
+    for directory, names in content.directories.items():
+        shards = [joined(directory, name) for name in names if _SHARD.fullmatch(name)]
+        for path in shards:
+            if not content.sizes[path]:
+                yield Fault(path, "tensors", "0 bytes", "is empty")
+            elif content.read(path, 4) == b"PK\3\4":  # else its own serialization, such as a compressed one
+                yield from check_zip(content, path, is_last_of_several=True)
+        if METADATA in names:
+            yield from _check_metadata(content, directory, has_shards=bool(shards))
+        elif shards:
+            yield Fault(joined(directory, METADATA), f"a file beside {shards[0]}", "none", "is missing")
 
 
-def _check_directory(content: Content, directory: str, shards: list[str]) -> Fault | None:
+def _check_metadata(content: Content, directory: str, *, has_shards: bool) -> Iterator[Fault]:
     metadata = joined(directory, METADATA)
-    size = content.sizes.get(metadata)
-    if size is None:
-        return Fault(metadata, f"a file beside {shards[0]}", "none", "is missing")
-    if not shards and size and _MODULE not in content.read(metadata, 200):
-        return None  # of another framework
+    size = content.sizes[metadata]
+    if not has_shards and size and _MODULE not in content.read(metadata, 200):
+        return  # of another framework
     if content.read(metadata, 1) != b"\x80" or content.read(metadata, 1, -1) != b".":
-        return Fault(metadata, "a pickle", f"another beginning or end of {size:,} bytes", "is truncated or damaged")
-    for path in shards:
-        if not content.sizes[path]:
-            return Fault(path, "tensors", "0 bytes", "is empty")
-        if content.read(path, 4) == b"PK\3\4":  # else its own serialization, such as a compressed one
-            fault = check_zip(content, path, is_last_of_several=True)
-            if fault is not None:
-                return fault
-    return _check_references(content, directory, metadata) if size <= _MOST_READ_BYTES else None
-
-
-def _check_references(content: Content, directory: str, metadata: str) -> Fault | None:
+        yield Fault(metadata, "a pickle", f"another beginning or end of {size:,} bytes", "is truncated or damaged")
+    if size > _MOST_READ_BYTES:
+        return
     try:
         wanted, found, ends = read_metadata(content.read(metadata))
     except (ValueError, IndexError, KeyError, TypeError) as error:
-        return Fault(metadata, "a pickle", str(error) or repr(error), "is damaged")
+        yield Fault(metadata, "a pickle", str(error) or repr(error), "is damaged")
+        return
     for name, end in sorted(ends.items()):
         path = normpath(joined(directory, name))
-        if path.startswith(("/", "../")):
-            continue
-        if path not in content.sizes:
-            return Fault(path, f"a file of {end:,} bytes by {METADATA}", "none", "is missing")
-        if content.sizes[path] < end:
-            expected, is_there = f"{end:,} bytes by {METADATA}", f"{content.sizes[path]:,} bytes"
-            return Fault(path, expected, is_there, "is truncated")
+        there = content.sizes.get(path, 0)
+        if there < end and not path.startswith(("/", "../")):
+            what = "is truncated" if path in content.sizes else "is missing"
+            yield Fault(path, f"{end:,} bytes by {METADATA}", f"{there:,} bytes", what)
     for item, count in wanted.items():
         if found[item] < count:
-            expected, is_there = f"{count} chunks of {item} in files", f"{found[item]}"
-            return Fault(metadata, expected, is_there, "names data that was not written")
-    return None
+            yield Fault(
+                metadata, f"{count} chunks of {item} in files", f"{found[item]}", "names data that was not written"
+            )
 
 
 def read_metadata(text: bytes) -> tuple[Counter[str], Counter[str], dict[str, int]]:

@@ -7,6 +7,7 @@ number of ranks is in pickles only: a gap is found, but not that the last rank o
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from resilience.checkpoints.formats import Content, Fault, first_gap, joined
 
@@ -18,45 +19,29 @@ _KINDS = {
 _STEP = re.compile(r"global_step\d+")
 
 
-class DeepSpeed:
-    """Directories with `..._states.pt` of ranks."""
-
-    def check(self, content: Content) -> Fault | None:
-        """See `Format`."""
-        for directory, names in content.directories.items():
-            if "latest" in names:
-                fault = _check_latest(content, directory)
-                if fault is not None:
-                    return fault
-            found: dict[str, dict[tuple[int, ...], str]] = {kind: {} for kind in _KINDS}
-            for name in names:
-                for kind, pattern in _KINDS.items():
-                    if match := pattern.fullmatch(name):
-                        found[kind][tuple(map(int, match.groups()))] = name
-            fault = _check_ranks(directory, found)
-            if fault is not None:
-                return fault
-        return None
-
-
-FORMAT = DeepSpeed()
-
-
-def _check_ranks(directory: str, found: dict[str, dict[tuple[int, ...], str]]) -> Fault | None:
-    """Check that each kind has no gap, and has the ranks that the other kinds have."""
-    others: dict[str, set[tuple[int, ...]]] = {
-        "optimizer": set(found["zero3"]),
-        "zero3": set(found["optimizer"]),
-        "model": {(model_rank,) for _, model_rank in found["optimizer"]},
-    }
-    for kind, names in found.items():
-        ranks = set(names) | others[kind] if names else set()
-        gap = first_gap(ranks) or min(ranks - set(names), default=None)
-        if gap is not None:
-            example = next(iter(names.values()))
-            missing = joined(directory, _renumbered(example, gap))
-            return Fault(missing, f"a file for each rank, as {example}", "none", "is missing")
-    return None
+def check(content: Content) -> Iterator[Fault]:
+    """Yield the faults of directories with `..._states.pt` of ranks, and of `latest`."""
+    for directory, names in content.directories.items():
+        if "latest" in names:
+            yield from _check_latest(content, directory)
+        found: dict[str, dict[tuple[int, ...], str]] = {kind: {} for kind in _KINDS}
+        for name in names:
+            for kind, pattern in _KINDS.items():
+                if match := pattern.fullmatch(name):
+                    found[kind][tuple(map(int, match.groups()))] = name
+        # A kind has no gap, and the ranks that the other kinds have.
+        others: dict[str, set[tuple[int, ...]]] = {
+            "optimizer": set(found["zero3"]),
+            "zero3": set(found["optimizer"]),
+            "model": {(model_rank,) for _, model_rank in found["optimizer"]},
+        }
+        for kind, named in found.items():
+            ranks = set(named) | others[kind] if named else set()
+            gap = first_gap(ranks) or min(ranks - set(named), default=None)
+            if gap is not None:
+                example = next(iter(named.values()))
+                missing = joined(directory, _renumbered(example, gap))
+                yield Fault(missing, f"a file for each rank, as {example}", "none", "is missing")
 
 
 def _renumbered(name: str, numbers: tuple[int, ...]) -> str:
@@ -65,12 +50,9 @@ def _renumbered(name: str, numbers: tuple[int, ...]) -> str:
     return re.sub(r"(?<=rank_)\d+", lambda match: f"{next(left):0{len(match[0])}d}", name)
 
 
-def _check_latest(content: Content, directory: str) -> Fault | None:
+def _check_latest(content: Content, directory: str) -> Iterator[Fault]:
     path = joined(directory, "latest")
     tag = content.read(path, 100).decode("utf-8", "replace").strip()
-    is_ours = _STEP.fullmatch(tag) or any(
-        name.endswith("_model_states.pt") for names in content.directories.values() for name in names
-    )
+    is_ours = _STEP.fullmatch(tag) or any(name.endswith("_model_states.pt") for name in content.sizes)
     if is_ours and joined(directory, tag) not in content.directories:
-        return Fault(joined(directory, tag), f"a directory by {path}", "none", "is missing")
-    return None
+        yield Fault(joined(directory, tag), f"a directory by {path}", "none", "is missing")

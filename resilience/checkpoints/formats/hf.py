@@ -6,66 +6,47 @@ Format: `save_pretrained` and `Trainer._save_checkpoint` of transformers 5.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
-from resilience.checkpoints.formats import Content, Fault, joined
+from resilience.checkpoints.formats import MOST_JSON_BYTES, Content, Fault, joined
 from resilience.checkpoints.formats.safetensors import read_header
 
 _INDEX = (".safetensors.index.json", ".bin.index.json")
 _SHARD = re.compile(r"(model|pytorch_model)-(\d{5})-of-(\d{5})(\.safetensors|\.bin)")
 
 
-class HuggingFace:
-    """Directories with an index of shards, numbered shards, or the state of a Trainer."""
-
-    def check(self, content: Content) -> Fault | None:
-        """See `Format`."""
-        for directory, names in content.directories.items():
-            for name in names:
-                if fault := _check_file(content, directory, name):
-                    return fault
-        return None
-
-
-FORMAT = HuggingFace()
-
-
-def _check_file(content: Content, directory: str, name: str) -> Fault | None:
-    if name.endswith(_INDEX):
-        return _check_index(content, directory, joined(directory, name))
-    if name == "trainer_state.json":
-        state = content.read_json(joined(directory, name))
-        return state if isinstance(state, Fault) else None
-    if match := _SHARD.fullmatch(name):
-        count = int(match[3])
-        follower = int(match[2]) % count + 1 if count else 1  # of all shards, that is each one
-        path = joined(directory, f"{match[1]}-{follower:05d}-of-{match[3]}{match[4]}")
-        if (
-            path not in content.sizes
-            and f"{match[1]}-00000-of-{match[3]}{match[4]}" not in content.directories[directory]
-        ):
-            return Fault(path, f"{count} shards as in {name}", "none with this number", "is missing")
-    return None
+def check(content: Content) -> Iterator[Fault]:
+    """Yield the faults of indexes, numbered shards, and the state of a Trainer."""
+    for path in content.sizes:
+        directory, _, name = path.rpartition("/")
+        if name.endswith((*_INDEX, "trainer_state.json")):
+            value = content.read_json(path)
+            if isinstance(value, Fault):
+                yield value
+            elif name.endswith(_INDEX) and content.sizes[path] <= MOST_JSON_BYTES:
+                yield from _check_index(content, directory, path, value)
+        elif match := _SHARD.fullmatch(name):
+            count, number = int(match[3]), int(match[2])
+            follower = f"{match[1]}-{number % max(count, 1) + 1:05d}-of-{match[3]}{match[4]}"
+            if 1 <= number <= count and joined(directory, follower) not in content.sizes:  # others count from 0
+                yield Fault(joined(directory, follower), f"a file beside {name}", "none", "is missing")
 
 
-def _check_index(content: Content, directory: str, path: str) -> Fault | None:
-    index = content.read_json(path)
-    if index is None or isinstance(index, Fault):
-        return index
-    tensors: dict[str, list[str]] = {}
+def _check_index(content: Content, directory: str, path: str, index: dict[str, Any]) -> Iterator[Fault]:
+    shards: dict[str, list[str]] = {}
     try:
         for tensor, shard in index["weight_map"].items():
-            tensors.setdefault(joined(directory, shard), []).append(tensor)
+            shards.setdefault(joined(directory, shard), []).append(tensor)
     except (KeyError, TypeError, AttributeError) as error:
-        return Fault(path, "a map of tensors to files", repr(error), "is damaged")
-    for shard, names in tensors.items():
+        yield Fault(path, "a map of tensors to files", repr(error), "is damaged")
+    for shard, names in shards.items():
         if shard not in content.sizes:
-            return Fault(shard, f"a file with {len(names)} tensors by {path}", "none", "is missing")
-        if shard.endswith(".safetensors"):
+            yield Fault(shard, f"a file with {len(names)} tensors by {path}", "none", "is missing")
+        elif shard.endswith(".safetensors"):
             header = read_header(content, shard)
             if isinstance(header, Fault):
-                return header
-            missing = next((name for name in names if name not in header), None)
-            if missing is not None:
-                other = next((name for name in header if name), "nothing")
-                return Fault(shard, f"tensor {missing} by {path}", f"{other}", "has other tensors")
-    return None
+                yield header
+            elif missing := next((name for name in names if name not in header), ""):
+                other = next((name for name in header if name), "none")
+                yield Fault(shard, f"tensor {missing} by {path}", other, "has other tensors")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from resilience.checkpoints.formats import Content, Fault
@@ -19,21 +20,15 @@ _BYTES = {
 }  # fmt: skip
 
 
-class Safetensors:
-    """Files that end in `.safetensors`."""
-
-    def check(self, content: Content) -> Fault | None:
-        """See `Format`."""
-        for path in content.sizes:
-            if path.endswith(".safetensors"):
-                header = read_header(content, path)
-                fault = header if isinstance(header, Fault) else _check_tensors(path, header, content.sizes[path])
-                if fault is not None:
-                    return fault
-        return None
-
-
-FORMAT = Safetensors()
+def check(content: Content) -> Iterator[Fault]:
+    """Yield the faults of files that end in `.safetensors`."""
+    for path in content.sizes:
+        if path.endswith(".safetensors"):
+            header = read_header(content, path)
+            if isinstance(header, Fault):
+                yield header
+            else:
+                yield from _check_tensors(path, header, content.sizes[path])
 
 
 def read_header(content: Content, path: str) -> dict[str, Any] | Fault:
@@ -54,21 +49,19 @@ def read_header(content: Content, path: str) -> dict[str, Any] | Fault:
     return header
 
 
-def _check_tensors(path: str, header: dict[str, Any], size: int) -> Fault | None:
+def _check_tensors(path: str, header: dict[str, Any], size: int) -> Iterator[Fault]:
     last = 0
     begin = 8 + header.pop("")
     try:
-        tensors = sorted((*tensor["data_offsets"], name, tensor) for name, tensor in header.items())
-        for start, end, name, tensor in tensors:
+        for start, end, name in sorted((*tensor["data_offsets"], name) for name, tensor in header.items()):
             if start != last or end < start:
-                return Fault(path, f"tensor {name} at byte {begin + last:,}", f"byte {begin + start:,}", "is damaged")
-            wanted = math.prod(tensor["shape"]) * _BYTES.get(tensor["dtype"], 0)
+                yield Fault(path, f"tensor {name} at byte {begin + last:,}", f"byte {begin + start:,}", "is damaged")
+            wanted = math.prod(header[name]["shape"]) * _BYTES.get(header[name]["dtype"], 0)
             if wanted and wanted != end - start:
-                return Fault(path, f"{wanted:,} bytes of tensor {name}", f"{end - start:,}", "is damaged")
+                yield Fault(path, f"{wanted:,} bytes of tensor {name}", f"{end - start:,}", "is damaged")
             last = end
     except (ValueError, TypeError, KeyError) as error:
-        return Fault(path, "offset, shape and type of each tensor", repr(error), "is damaged")
+        yield Fault(path, "offset, shape and type of each tensor", repr(error), "is damaged")
     if begin + last != size:
         what = "is truncated" if size < begin + last else "is damaged"
-        return Fault(path, f"{begin + last:,} bytes by its header", f"{size:,} bytes", what)
-    return None
+        yield Fault(path, f"{begin + last:,} bytes by its header", f"{size:,} bytes", what)

@@ -8,6 +8,7 @@ says "not a zip file" also when reading fails, and accepts files with a part mis
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 from resilience.checkpoints.formats import Content, Fault
 
@@ -17,32 +18,22 @@ _MOST_DIRECTORY_BYTES = 256 * 2**20
 """A longer central directory (a million tensors) is not read."""
 
 
-class Zip:
-    """Files whose content is one zip archive."""
-
-    def check(self, content: Content) -> Fault | None:
-        """See `Format`."""
-        for path, size in content.sizes.items():
-            if not path.endswith((*ALWAYS, *MAYBE, ".bin")):
-                continue
-            if not size:
-                if path.endswith(".bin"):
-                    continue  # any data may have this name
-                return Fault(path, "a zip file", "0 bytes", "is empty")
-            is_zip = content.read(path, 4) == _LOCAL
-            if not is_zip and (path.endswith(ALWAYS) or content.read(path, 4, -22) == _END):
-                return Fault(path, "PK\\3\\4 at byte 0", "other bytes", "is damaged")
-            fault = check_zip(content, path) if is_zip else None
-            if fault is not None:
-                return fault
-        return None
+def check(content: Content) -> Iterator[Fault]:
+    """Yield the faults of files that are one zip archive."""
+    for path, size in content.sizes.items():
+        if not path.endswith((*ALWAYS, *MAYBE, ".bin")):
+            continue
+        if not size:
+            if not path.endswith(".bin"):  # any data may have this name
+                yield Fault(path, "a zip file", "0 bytes", "is empty")
+        elif content.read(path, 4) == _LOCAL:
+            yield from check_zip(content, path)
+        elif path.endswith(ALWAYS) or content.read(path, 4, -22) == _END:
+            yield Fault(path, "PK\\3\\4 at byte 0", "other bytes", "is damaged")
 
 
-FORMAT = Zip()
-
-
-def check_zip(content: Content, path: str, *, is_last_of_several: bool = False) -> Fault | None:
-    """Return the fault of a file that begins as a zip archive and has to end as one. Raise OSError.
+def check_zip(content: Content, path: str, *, is_last_of_several: bool = False) -> Iterator[Fault]:
+    """Yield the faults of a file that begins as a zip archive and has to end as one. Raise OSError.
 
     Args:
         content: the checkpoint.
@@ -58,7 +49,8 @@ def check_zip(content: Content, path: str, *, is_last_of_several: bool = False) 
             at = tail.rfind(_END, 0, at)
         if at < 0:
             found = f"none at the end of {size:,} bytes"
-            return Fault(path, "the end record of a zip file", found, "is truncated or damaged")
+            yield Fault(path, "the end record of a zip file", found, "is truncated or damaged")
+            return
         tail = tail[at:]
     end = size - len(tail)
     count, directory_size, offset = struct.unpack("<HII", tail[10:20])
@@ -66,40 +58,40 @@ def check_zip(content: Content, path: str, *, is_last_of_several: bool = False) 
     if locator[:4] == _LOCATOR:
         record = content.read(path, 56, end - 76)
         if record[:4] != _END64:
-            return Fault(path, f"PK\\6\\6 at byte {end - 76:,}", "other bytes", "is damaged")
+            yield Fault(path, f"PK\\6\\6 at byte {end - 76:,}", "other bytes", "is damaged")
+            return
         count, directory_size, offset = struct.unpack("<QQQ", record[32:56])
         end -= 76
     before = end - directory_size - offset  # archives before this one
     if before < 0 or (before > 0 and not is_last_of_several):
         words = f"{-before:,} bytes less" if before < 0 else f"{before:,} bytes more"
-        return Fault(path, f"a zip directory at byte {offset:,}", words, "lacks data" if before < 0 else "is damaged")
-    if directory_size > _MOST_DIRECTORY_BYTES:
-        return None
-    return _check_entries(path, content.read(path, directory_size, offset + before), count, offset)
+        yield Fault(path, f"a zip directory at byte {offset:,}", words, "lacks data" if before < 0 else "is damaged")
+    elif directory_size <= _MOST_DIRECTORY_BYTES:
+        yield from _check_entries(path, content.read(path, directory_size, offset + before), count, offset)
 
 
-def _check_entries(path: str, directory: bytes, count: int, end: int) -> Fault | None:
+def _check_entries(path: str, directory: bytes, count: int, end: int) -> Iterator[Fault]:
     """Check that the members lie one after the other from byte 0 to `end`, where the directory begins."""
     at, members = 0, []
     for number in range(count):
         if directory[at : at + 4] != _ENTRY or len(directory) < at + 46:
-            return Fault(path, f"{count:,} members in the zip directory", f"{number:,}", "is damaged")
+            yield Fault(path, f"{count:,} members in the zip directory", f"{number:,}", "is damaged")
+            return
         size, full_size, name, extra, comment = struct.unpack("<IIHHH", directory[at + 20 : at + 34])
         offset = int.from_bytes(directory[at + 42 : at + 46], "little")
         size, offset = _wide(directory[at + 46 + name : at + 46 + name + extra], size, full_size, offset)
         members.append((offset, offset + 30 + name + size, directory[at + 46 : at + 46 + name]))
         at += 46 + name + extra + comment
     if at != len(directory):
-        return Fault(path, f"a zip directory of {at:,} bytes", f"{len(directory):,} bytes", "is damaged")
+        yield Fault(path, f"a zip directory of {at:,} bytes", f"{len(directory):,} bytes", "is damaged")
     last = 0
     for offset, member_end, name in sorted(members):
         if offset < last or (not last and offset):
             where = f"its member {name.decode('utf-8', 'replace')} at byte {last:,} or later"
-            return Fault(path, where if last else f"a member at byte {last}", f"byte {offset:,}", "is damaged")
+            yield Fault(path, where if last else f"a member at byte {last}", f"byte {offset:,}", "is damaged")
         last = member_end
     if last > end:
-        return Fault(path, f"members up to byte {end:,}", f"up to byte {last:,}", "is damaged")
-    return None
+        yield Fault(path, f"members up to byte {end:,}", f"up to byte {last:,}", "is damaged")
 
 
 def _wide(extra: bytes, size: int, full_size: int, offset: int) -> tuple[int, int]:
