@@ -233,7 +233,10 @@ class Part:
             return False
         self._worker = None
         if self._phase == COMMIT:
-            self._on_commit(result)  # before the others learn of it: what is told was recorded
+            try:
+                self._on_commit(result)  # before the others learn of it: what is told was recorded
+            except Exception as error:  # it is committed nevertheless
+                self._ranks.warn(f"{result.get('name')} is committed, and could not be recorded: {error!r}")
         self._report(text=str(result.get("name", "")))
         return True
 

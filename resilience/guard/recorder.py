@@ -44,7 +44,7 @@ class Recorder:
         self._say = say
         self._warned: dict[str, object] = {}
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         """Record an event with the time, the attempt and the rank; values are JSON types."""
         place = self._place
         head = {"event": name, "time": round(time.time(), 3), "attempt": place.attempt, "rank": place.rank}
