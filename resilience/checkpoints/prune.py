@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from resilience.base.files import read_regular, replace_file
-from resilience.checkpoints import trash
+from resilience.base.files import replace_file
+from resilience.checkpoints import starts, trash
 from resilience.checkpoints.child import Worker
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.manifest import NewerManifest
-from resilience.checkpoints.names import PRUNE, STARTS
+from resilience.checkpoints.names import PRUNE
 from resilience.checkpoints.pins import is_pinned
 from resilience.checkpoints.retention import FLOOR, Best, Candidate, Deleted, Kept, Policy, plan
 from resilience.checkpoints.verified import read_verified, write_verified
@@ -118,7 +118,7 @@ def _prune(store: StoreDirectory, policy: Policy, now: float, dry_run: bool, man
             verdicts.append(Kept(one.name, f"its manifest cannot be read: {error}"))
             if not isinstance(error, NewerManifest):
                 failed.append(str(error))
-    resumed_from = _resumed_from(store)
+    resumed_from = starts.read_start(store).checkpoint
 
     def decide(verified: set[str]) -> tuple[Kept | Deleted, ...]:
         looked = [replace(one, is_verified=one.name in verified) for one in candidates]
@@ -134,15 +134,6 @@ def _prune(store: StoreDirectory, policy: Policy, now: float, dry_run: bool, man
             kept = _discard(store, found[verdict.name], failed)
         verdicts.append(Kept(verdict.name, kept) if kept else verdict)
     return Pruned(tuple(verdicts), tuple(failed))
-
-
-def _resumed_from(store: StoreDirectory) -> str:
-    """Return the name of the checkpoint that the run was last resumed from; empty: unknown, or none."""
-    found = read_regular(store.own / STARTS)
-    try:
-        return str(json.loads(found[0])["checkpoint"]) if found else ""
-    except (ValueError, TypeError, KeyError):
-        return ""
 
 
 def _candidate(store: StoreDirectory, checkpoint: Checkpoint, *, is_foreign: bool) -> Candidate:

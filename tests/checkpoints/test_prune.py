@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from resilience.checkpoints import prune, trash
+from resilience.checkpoints import prune, starts, trash
 from resilience.checkpoints.commit import commit
 from resilience.checkpoints.digest import digest_file
 from resilience.checkpoints.directory import StoreDirectory
@@ -123,7 +123,7 @@ def test_while_less_than_two_verify_nothing_is_deleted(store: StoreDirectory) ->
 def test_what_cannot_be_read_is_neither_good_nor_deleted(
     store: StoreDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path, algorithm: str) -> tuple[int, str]:
+    def refuse(path: Path, *arguments: Any, **values: Any) -> tuple[int, str]:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     monkeypatch.setattr("resilience.checkpoints.verify.digest_file", refuse)
@@ -163,7 +163,7 @@ def test_a_verification_from_the_future_is_not_trusted(store: StoreDirectory) ->
 
 
 def test_the_one_last_resumed_from_and_pinned_ones_stay(store: StoreDirectory) -> None:
-    (store.own / "starts.json").write_text('{"attempt": 3, "checkpoint": "step-00000200", "is_loading": false}')
+    starts.begin(store, 3, "step-00000200")
     pin(store, "step-00000100", Pin("paper", "ada", NOW))
     assert [one.reason for one in run(store).verdicts[:2]] == ["pinned", "last resumed from"]
     assert steps(store) == [100, 200, 400, 500]
