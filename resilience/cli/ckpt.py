@@ -435,19 +435,20 @@ def adopt(
                 Found(name, step, why_not(found.store, name, step, tracker, tracked, found.now))
                 for name, step in zip(bare, steps, strict=True)
             )
-        for one in (waits := [one for one in candidates if one.why_not]):
-            print(f"{clean(one.name)} is not sealed: {clean(one.why_not)}")
-        failed = [one for one in candidates if not one.why_not and not _seal(found, one)]
+        failed = [one for one in candidates if not _seal(found, one)]
         if not candidates:
             print(f"nothing new in {clean(str(found.store.path))}")
-    if failed or (names and waits):
+    if any(names or not one.why_not for one in failed):  # what is still being written is no failure of --new
         raise typer.Exit(1)
 
 
 def _seal(found: Opened, one: Found) -> bool:
-    """Seal one checkpoint, say so, and return whether it worked."""
+    """Seal one checkpoint if it is complete, say so, and return whether it is sealed."""
     from resilience.checkpoints.adopt import seal
 
+    if one.why_not:
+        print(f"{clean(one.name)} is not sealed: {clean(one.why_not)}")
+        return False
     try:
         store = StoreDirectory.create(found.store.path, found.run)
         manifest = seal(store, one.name, one.step, run=found.run).manifest()

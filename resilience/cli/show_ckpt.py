@@ -149,7 +149,7 @@ def _cells(row: Row, now: float) -> tuple[str, ...]:
 
 def ago(at: float, now: float) -> str:
     """Return the age of a moment, both in seconds since the epoch; empty if it is unknown."""
-    return f"{format_duration(now - at)} ago" if 0 < at <= now else "just now" if at else ""
+    return f"{format_duration(now - at)} ago" if 0 < at <= now - 1 else "just now" if at else ""
 
 
 def _describe(verified: Verified | None, now: float) -> str:
