@@ -86,6 +86,7 @@ def test_a_path_that_is_no_directory_of_checkpoints_is_refused_and_left_alone(sh
     assert [path.name for path in (shell.directory / "data").iterdir()] == ["x"]
 
 
+@pytest.mark.soak
 @pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="mounts a file system that hangs: RESIL_SOAK=1")
 def test_a_directory_that_hangs_is_said_in_seconds(shell: Shell) -> None:
     with hung_directory(shell.directory / "dead") as dead:

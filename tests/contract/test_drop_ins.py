@@ -102,7 +102,8 @@ def run(argv: list[str], directory: Path, environ: dict[str, str]) -> subprocess
 
 def test_the_directory_has_what_was_promised() -> None:
     watchdogs = {f"cron.quarter_hourly/watch-{name}" for name in ("ckpt", "fs", "inodes", "job", "log")}
-    others = {"cron.quarter_hourly/alert-flush", "cron.hourly/heartbeat", "cron.daily/prune-logs"}
+    others = {f"cron.quarter_hourly/{name}" for name in ("alert-flush", "ckpt-adopt")}
+    others |= {"cron.hourly/heartbeat", "cron.daily/prune-logs"}
     assert set(map(name_of, PROGRAMS)) == watchdogs | others
     assert {path.stem for path in SCRIPTS} == {path.name for path in PROGRAMS}
 
@@ -113,7 +114,7 @@ def test_a_drop_in_says_what_it_does_and_what_steers_it(path: Path) -> None:
     assert shebang == "#!/bin/sh" and os.access(path, os.X_OK)
     assert re.fullmatch(r"[A-Za-z0-9_-]+", path.name), "run-parts(8) would pass it over"
     tables = re.findall(r"\[(\w+)(?:\.[\w*]+)?\]", comment)
-    assert tables and set(tables) <= {"watch", "alert", "channel", "cron"} and "resil.toml" in comment
+    assert tables and set(tables) <= {"watch", "alert", "channel", "checkpoints", "cron"} and "resil.toml" in comment
     assert options.startswith("# resil: ") and "timeout=" in options
 
 
@@ -196,6 +197,19 @@ def test_what_a_watchdog_finds_is_no_failure_of_the_drop_in(project: Path) -> No
     assert done.returncode in allowed_codes(program)
 
 
+def test_what_a_framework_has_saved_is_sealed_when_its_tracker_moves(project: Path) -> None:
+    """Megatron and DeepSpeed need no code for that."""
+    with (project / "resil.toml").open("a") as file:
+        file.write('[checkpoints]\npath = "out"\ntracker = "latest_checkpointed_iteration.txt"\n')
+    for step in (100, 200):
+        (project / "out" / f"iter_{step:07d}").mkdir(parents=True)
+        (project / "out" / f"iter_{step:07d}" / "model.bin").write_bytes(b"weights")
+    (project / "out" / "latest_checkpointed_iteration.txt").write_text("100")
+    done = run([str(project / "cron" / "cron.quarter_hourly" / "ckpt-adopt")], project, cron_environment(project))
+    assert done.returncode == 0 and "iter_0000100 is sealed: step 100" in done.stdout
+    assert [path.name for path in (project / "out" / ".resil" / "seals").iterdir()] == ["00000100.iter_0000100.json"]
+
+
 def test_a_watchdog_sees_the_storage_that_its_person_sees(project: Path, tmp_path: Path) -> None:
     """The environment of crontab is nearly empty. What `resil watch fs` looks at by hand, the drop-in looks at, too."""
     scratch = tmp_path / "scratch"
@@ -248,7 +262,7 @@ def test_run_parts_runs_all_of_a_directory_from_anywhere(project: Path, tmp_path
         pytest.skip("resil is not installed in this environment; `make test` installs it")
     directory = project / "cron" / "cron.quarter_hourly"
     done = run(["run-parts", "--verbose", str(directory)], tmp_path, plain_environment(tmp_path))
-    assert done.stderr.count("run-parts: executing") == 6 and "not found" not in done.stderr
+    assert done.stderr.count("run-parts: executing") == 7 and "not found" not in done.stderr
     for line in ("CKPT OK", "FS OK", "INODES OK", "JOB OK", "LOG OK", "nothing is queued"):
         assert line in done.stdout
     assert (project / ".resil").is_dir(), "it is the project's resil.toml that counts"
@@ -275,7 +289,12 @@ def test_as_jobs_they_look_and_end_well_whatever_they_find(project: Path, tmp_pa
         said = {script.stem: submit(opened, script, project, environ) for script in SCRIPTS}
     assert {name for name, text in said.items() if not text.startswith("COMPLETED")} == set(), said
     lines = {"watch-fs": "FS CRITICAL", "watch-inodes": "INODES OK", "watch-job": "JOB OK", "watch-log": "LOG OK"}
-    lines |= {"watch-ckpt": "CKPT OK", "alert-flush": "nothing is queued", "heartbeat": "CRON "}
+    lines |= {
+        "watch-ckpt": "CKPT OK",
+        "alert-flush": "nothing is queued",
+        "ckpt-adopt": "nothing to adopt",
+        "heartbeat": "CRON ",
+    }
     assert [name for name, line in lines.items() if line not in said[name]] == [], said
 
 
