@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import time
 from dataclasses import dataclass, field, replace
@@ -357,6 +358,19 @@ def test_a_directory_that_vanishes_or_cannot_be_read_is_unknown_and_nothing_is_f
     night.expect("UNKNOWN probe", "store.json is damaged")
 
 
+def test_a_directory_that_was_named_must_exist(night: Night, tmp_path: Path) -> None:
+    night.expect("UNKNOWN probe", "does not exist: is its file system mounted", paths=(str(tmp_path / "no"),))
+    night.expect("OK", "no checkpoints in", paths=(str(tmp_path),))
+
+
+def test_a_run_that_is_not_known_here_is_late_by_the_given_interval_only(night: Night) -> None:
+    for step in (100, 200, 300):
+        night.save(step)
+    night.wait(5 * HOUR)
+    night.expect("OK", "the run gpt is not known here")
+    night.expect("CRITICAL overdue", interval_s=30 * MIN)
+
+
 def test_a_manifest_of_a_newer_version_is_unknown(night: Night) -> None:
     newest = night.save(100)
     rewrite(newest, replace(newest.manifest(), format=99))
@@ -404,3 +418,30 @@ def test_each_run_may_have_a_directory_of_its_own(tmp_path: Path) -> None:
 def test_settings_that_mean_nothing_are_refused(night: Night, key: str, value: float) -> None:
     with pytest.raises(SettingsError, match=key):
         night.tick(**{key: value})
+
+
+def test_three_healthy_days_are_quiet(night: Night) -> None:
+    """Saves of uneven length and distance, retention, attempts that end and queue, and one that goes back."""
+    dice = random.Random(15)
+    step, attempt, saves = 0, 0, 0
+    while night.clock.time < NOW + 3 * 24 * HOUR:
+        attempt += 1
+        night.train(attempt)
+        ends = night.clock.time + dice.uniform(0.2, 20) * HOUR
+        if attempt == 3:
+            shutil.rmtree(night.path / f"step-{step:08d}")
+            step -= 100
+        while night.clock.time < ends:
+            step, saves = step + 100, saves + 1
+            wait_s = dice.uniform(20, 50) * MIN
+            for _ in range(int(wait_s / (15 * MIN))):
+                night.wait(15 * MIN)
+                night.expect("OK")
+            night.save(step, took_s=dice.uniform(60, 110), wait_s=wait_s % (15 * MIN))
+            for one in night.store().checkpoints()[:-2]:
+                if one.step % 1000:
+                    shutil.rmtree(one.path)
+        night.train(attempt, end="stopped")
+        night.wait(dice.uniform(0, 9) * HOUR)
+        night.expect("OK")
+    assert attempt > 3 and saves > 50

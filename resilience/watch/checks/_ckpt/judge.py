@@ -78,7 +78,7 @@ class _Judged:
     def faults(self) -> Iterator[Finding]:
         """Yield a finding for each fault, the gravest first."""
         yield from self._content()
-        if not self.reading.over:
+        if not self.reading.over or (self.reading.is_foreign and self.settings.interval_s is not None):
             yield from self._time()
         yield from self._leftovers()
 

@@ -1,7 +1,7 @@
 """Reads a directory of checkpoints, verifies the newest, and looks up whether its run trains: the I/O of the check."""
 
 # pathlib takes longer, and there may be thousands of files in a save.
-# ruff: noqa: PTH116, PTH118
+# ruff: noqa: PTH112, PTH116, PTH118
 
 from __future__ import annotations
 
@@ -58,9 +58,11 @@ class StoreProbe:
         try:
             if os.path.lexists(os.path.join(path, OWN, STORE)):
                 return self._read(StoreDirectory.open(path), known)
-            if known is None or known.over:  # or removed after the run
+            is_named = path in self.settings.paths and not os.path.isdir(path)
+            if not is_named and (known is None or known.over):  # or removed after the run
                 return CkptReading(path=path, nothing=f"no checkpoints in {path}")
-            why = f"{path} held checkpoints and holds none now: is its file system mounted on this node?"
+            lost = "does not exist" if known is None else "held checkpoints and holds none now"
+            why = f"{path} {lost}: is its file system mounted on this node?"
         except ResilError as error:
             why = f"{error.message}: {error.hint}" if error.hint else error.message
         except OSError as error:
@@ -69,7 +71,8 @@ class StoreProbe:
 
     def _read(self, store: StoreDirectory, known: CkptReading | None) -> CkptReading:
         summary, checkpoints = summarize(store), store.checkpoints()
-        over, began = _training(self.context, summary.run)
+        directory = RunDirectory(self.context.state_dir / summary.run, self.context.group) if summary.run else None
+        over, began = _training(self.context, directory)
         known = known or CkptReading(path=str(store.path))
         saves = _saves(checkpoints[-LEARNED:], known)
         present = [saves[one.name] for one in checkpoints if one.name in saves]
@@ -77,6 +80,7 @@ class StoreProbe:
         reading = CkptReading(
             path=str(store.path),
             run=summary.run,
+            is_foreign=directory is None or not directory.exists(),
             over=over,
             began=began,
             every_s=_every_s(self.context),
@@ -177,14 +181,13 @@ def _every_s(context: Context) -> float:
         return 0.0
 
 
-def _training(context: Context, run: str) -> tuple[str, float]:
+def _training(context: Context, directory: RunDirectory | None) -> tuple[str, float]:
     """Return why no new checkpoint is expected, empty while the run trains; and since when its attempt runs."""
     from resilience.runs.run_files import last_beat
     from resilience.watch.checks._log.rundirs import run_now
 
-    directory = RunDirectory(context.state_dir / run, context.group) if run else None
     if directory is None or not directory.exists():
-        return f"the run {run} is not known here" if run else "its run is not known", 0.0
+        return f"the run {directory.run} is not known here" if directory is not None else "its run is not known", 0.0
     now = context.system.clock.now()
     try:
         state = run_now(directory, now, Queues(context.system, context.scheduler, "", patience_s=QUERY_S))

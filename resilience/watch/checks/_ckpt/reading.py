@@ -12,7 +12,8 @@ class CkptSettings:
 
     Attributes:
         paths: directories of checkpoints; `{run}` stands for the name of each run. Default: [checkpoints] path.
-        interval_s: how often a checkpoint is expected. Default: [guard] every if that is a time, else learned.
+        interval_s: how often a checkpoint is expected. Default: [guard] every if that is a time, else learned. If it is
+            set, it also holds where no run of this project is known to train.
         factor: warn if none was saved for this many intervals; critical after twice as many.
         slow_factor: warn if the newest save took this many times as long as the earlier ones.
         part_s: warn if nothing was written for this long to a save in flight; three times the longest earlier save, if
@@ -76,6 +77,7 @@ class CkptReading:
         nothing: why there is nothing to watch; empty if there is.
         unseen: why the directory could not be looked at; the rest is then from an earlier tick.
         run: the run whose checkpoints these are; empty: unknown.
+        is_foreign: whether that run is none of this project, so that only `interval_s` can say when one is missing.
         over: why no new checkpoint is expected now; empty while the run trains.
         began: when its attempt began, in seconds since the epoch; 0: unknown.
         every_s: [guard] every, if that is a time; 0: not.
@@ -100,6 +102,7 @@ class CkptReading:
     nothing: str = ""
     unseen: str = ""
     run: str = ""
+    is_foreign: bool = False
     over: str = ""
     began: float = 0.0
     every_s: float = 0.0
