@@ -394,6 +394,9 @@ def test_what_was_set_aside_and_a_prune_that_failed_are_told(night: Night) -> No
 def test_sealed_checkpoints_are_watched_alike(night: Night) -> None:
     night.dated(seal_tree(night.store(), 500, RECORDED / "hf", "checkpoint-500"))
     night.expect("OK", "checkpoint-500, saved just now, verified")
+    night.wait(HOUR)
+    ((found,),) = night.tick(interval_s=MIN).values()
+    assert outcome(found) == "CRITICAL overdue" and "resil ckpt adopt --new" in found.advice
     shutil.rmtree(night.path / "checkpoint-500")
     night.expect("OK", "no checkpoint yet")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from resilience.checkpoints.names import parse_committed
 from resilience.finding import Figure, Finding, Verdict
 from resilience.messages import plural, quoted
 from resilience.quantities import format_bytes, format_duration
@@ -120,9 +121,10 @@ class _Judged:
             every = f"; one is expected every {format_duration(self.every_s)}" if self.every_s else ""
             last = self._name(reading.newest) if reading.newest is not None else "none was ever saved"
             summary = f"no new checkpoint for {format_duration(late_s)}{all_of}{every}; {last}"
-            yield self._finding(
-                verdict, "overdue", summary, "does the training save, and does it make progress? resil watch log"
-            )
+            advice = "does the training save, and does it make progress? resil watch log"
+            if reading.newest is not None and parse_committed(reading.newest.name) is None:
+                advice += "; is what the framework saved sealed? resil ckpt adopt --new"
+            yield self._finding(verdict, "overdue", summary, advice)
         elif reading.newest is not None and not reading.fault and not reading.unknown:
             yield from self._unverified(reading.newest)
         yield from self._slow()
@@ -136,7 +138,7 @@ class _Judged:
             return
         why = f": {self.reading.unread}" if self.reading.unread else ""
         summary = f"no checkpoint of the last {format_duration(age_s)} was read again and found equal{why}"
-        advice = f"resil ckpt verify {quoted(newest.name)}; or let the watchdog read for longer: [watch.ckpt] verify_s"
+        advice = f"resil ckpt verify --deep {quoted(newest.name)}; or raise verify_s in [watch.ckpt]"
         yield self._finding(Verdict.WARNING, "unverified", summary, advice)
 
     def _slow(self) -> Iterator[Finding]:
