@@ -155,7 +155,7 @@ def _digest(algorithm: str) -> Any:
         return _Crc32()
     if not is_known(algorithm):
         raise CheckpointError(
-            f"digests of the kind {algorithm} cannot be computed here", hint="pip install 'resil[checkpoints]'"
+            f"digests of the kind {algorithm} cannot be computed here", hint="install the package xxhash"
         )
     import xxhash
 

@@ -72,7 +72,7 @@ def context_of(project: Project) -> Context:
         has_settings=loaded.path is not None,
         cron=loaded.settings.cron,
         checkpoints=str(loaded.store_path("{run}") or ""),
-        save_every=str(getattr(loaded.settings.guard, "every", "")),
+        save_every=loaded.settings.guard.every if loaded.settings.guard is not None else "",
     )
 
 

@@ -257,6 +257,16 @@ def test_a_night_of_a_run(night: Night) -> None:
     night.expect("WARNING slow", "the save of step 500 took 20 min")
 
 
+@pytest.mark.parametrize(("every", "expected"), [("45 min", "45 min"), ("500 steps", "30 min"), ("auto", "30 min")])
+def test_the_interval_of_the_guard_is_expected_if_it_is_a_time(tmp_path: Path, every: str, expected: str) -> None:
+    night = Night(tmp_path, settings=SETTINGS + f'[guard]\nevery = "{every}"\n')
+    night.train()
+    for step in (100, 200, 300):
+        night.save(step)
+    night.wait(4 * HOUR)
+    night.expect("CRITICAL overdue" if expected == "30 min" else "WARNING overdue", f"one is expected every {expected}")
+
+
 def test_what_was_pruned_is_still_learned_from(night: Night) -> None:
     night.train()
     for step in range(100, 900, 100):

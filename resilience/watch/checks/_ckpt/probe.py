@@ -11,15 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from resilience.cadence import parse_every
 from resilience.checkpoints import digest
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.names import OWN, STORE, parse_part
 from resilience.checkpoints.summary import VERIFIES, summarize
 from resilience.checkpoints.verified import write_verified
 from resilience.checkpoints.verify import verify
-from resilience.errors import CheckpointError, ProbeError, QuantityError, ResilError, StateDirectoryError
+from resilience.errors import CheckpointError, ProbeError, ResilError, StateDirectoryError
 from resilience.messages import cut, plural
-from resilience.quantities import format_duration, parse_duration_s
+from resilience.quantities import format_duration
 from resilience.runs.context import Context
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_jobs import Queues
@@ -83,7 +84,7 @@ class StoreProbe:
             is_foreign=directory is None or not directory.exists(),
             over=over,
             began=began,
-            every_s=_every_s(self.context),
+            every_s=parse_every(self.context.save_every).seconds,
             count=summary.count,
             newest=saves.get(checkpoints[-1].name) if checkpoints else None,
             saves=tuple(sorted(saves.values(), key=lambda save: save.at)[-LEARNED:]),
@@ -171,14 +172,6 @@ def _below(top: str) -> Iterator[os.stat_result]:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
                     yield entry.stat(follow_symlinks=False)
-
-
-def _every_s(context: Context) -> float:
-    """Return [guard] every in seconds, if that is a time; else 0."""
-    try:
-        return parse_duration_s(context.save_every) if context.save_every else 0.0
-    except QuantityError:
-        return 0.0
 
 
 def _training(context: Context, directory: RunDirectory | None) -> tuple[str, float]:
