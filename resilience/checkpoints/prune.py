@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -108,14 +109,14 @@ def run(store: StoreDirectory, policy: Policy, *, now: float, dry_run: bool = Fa
 
 def _prune(store: StoreDirectory, policy: Policy, now: float, dry_run: bool, manage: bool) -> Pruned:
     found = {one.name: one for one in store.checkpoints()}
-    verdicts: list[Kept | Deleted] = []
+    verdicts: dict[str, Kept | Deleted] = {}
     failed: list[str] = []
     candidates = []
     for one in found.values():
         try:
             candidates.append(_candidate(store, one, is_foreign=one.is_sealed and not manage))
         except (CheckpointError, OSError, TypeError, ValueError) as error:  # not for us to delete
-            verdicts.append(Kept(one.name, f"its manifest cannot be read: {error}"))
+            verdicts[one.name] = Kept(one.name, f"its manifest cannot be read: {error}")
             if not isinstance(error, NewerManifest):
                 failed.append(str(error))
     resumed_from = starts.read_start(store).checkpoint
@@ -126,14 +127,14 @@ def _prune(store: StoreDirectory, policy: Policy, now: float, dry_run: bool, man
 
     decided = decide(set(found))
     if any(isinstance(one, Deleted) for one in decided):
-        newest = [found[one.name] for one in reversed(candidates) if not one.is_foreign]
-        decided = decide(_read_newest(newest, now, failed))
+        newest = [one for one in reversed(candidates) if not one.is_foreign]
+        decided = decide(_read_newest(found, newest, now, failed))
     for verdict in decided:
         kept = ""
         if isinstance(verdict, Deleted) and not dry_run:
             kept = _discard(store, found[verdict.name], failed)
-        verdicts.append(Kept(verdict.name, kept) if kept else verdict)
-    return Pruned(tuple(verdicts), tuple(failed))
+        verdicts[verdict.name] = Kept(verdict.name, kept) if kept else verdict
+    return Pruned(tuple(verdicts[name] for name in found), tuple(failed))
 
 
 def _candidate(store: StoreDirectory, checkpoint: Checkpoint, *, is_foreign: bool) -> Candidate:
@@ -141,6 +142,7 @@ def _candidate(store: StoreDirectory, checkpoint: Checkpoint, *, is_foreign: boo
     return Candidate(
         name=checkpoint.name,
         step=checkpoint.step,
+        attempt=manifest.attempt,
         at=manifest.durable_at,
         label=manifest.label,
         metrics={name: float(value) for name, value in manifest.metrics.items()},
@@ -150,18 +152,21 @@ def _candidate(store: StoreDirectory, checkpoint: Checkpoint, *, is_foreign: boo
     )
 
 
-def _read_newest(newest: list[Checkpoint], now: float, failed: list[str]) -> set[str]:
-    """Return the names of the newest that verify, as many as retention needs."""
-    verified: dict[str, int] = {}
-    for one in newest:
-        if len(set(verified.values())) == FLOOR:
+def _read_newest(
+    found: Mapping[str, Checkpoint], newest: Sequence[Candidate], now: float, failed: list[str]
+) -> set[str]:
+    """Return the names of the newest that verify, as many as the floor of retention needs for those below them."""
+    verified: list[Candidate] = []
+    for number, one in enumerate(newest):
+        attempt = max(other.attempt for other in newest[number:])
+        if len({other.step for other in verified if not 0 < other.attempt < attempt}) >= FLOOR:
             break
-        found = _look(one, now)
-        if found.is_good:
-            verified[one.name] = one.step
+        shown = _look(found[one.name], now)
+        if shown.is_good:
+            verified.append(one)
         else:
-            failed.append(f"{one.name} does not count as verified, so an older one stays: {found}")
-    return set(verified)
+            failed.append(f"{one.name} does not count as verified, so an older one stays: {shown}")
+    return {one.name for one in verified}
 
 
 def _look(checkpoint: Checkpoint, now: float) -> Verification:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import isfinite, isnan
 
 from resilience.errors import UsageError
@@ -76,6 +77,7 @@ class Candidate:
     Attributes:
         name: in its directory.
         step: number of completed steps: the order of checkpoints, which no clock changes.
+        attempt: number of the attempt that saved it; 0: unknown.
         at: when it became durable, in seconds since the epoch.
         label: its name for people; empty without one.
         metrics: numbers that were saved with it.
@@ -87,6 +89,7 @@ class Candidate:
 
     name: str
     step: int
+    attempt: int = 0
     at: float = 0.0
     label: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -165,12 +168,16 @@ def _by_policy(ours: Sequence[Candidate], policy: Policy, now: float) -> Iterato
 
 
 def _by_floor(ours: Sequence[Candidate]) -> Iterator[tuple[str, str]]:
-    """Yield the names of those that fewer than two verified ones of later steps supersede."""
-    verified = sorted({one.step for one in ours if one.is_verified}, reverse=True)
+    """Yield the names of those that fewer than two verified ones of later steps supersede.
+
+    After a return to an earlier step, those that the older attempt left there supersede nothing that is saved now.
+    """
+    verified = [one for one in reversed(ours) if one.is_verified]
     for one in ours:
-        newer = sum(step > one.step for step in verified[:FLOOR])
-        if newer < FLOOR:
-            yield one.name, f"{'no' if newer == 0 else 'only one'} newer one is verified"
+        later = takewhile(lambda other: other.step > one.step, verified)  # noqa: B023 - used up below
+        steps = {other.step for other in later if not 0 < other.attempt < one.attempt}
+        if len(steps) < FLOOR:
+            yield one.name, f"{'only one' if steps else 'no'} newer one is verified"
 
 
 def _firsts(ours: Sequence[Candidate], periods: Sequence[float]) -> list[Candidate]:

@@ -39,10 +39,10 @@ from resilience.checkpoints.retention import Policy
 DAY = 86400.0
 
 
-def save(store: StoreDirectory, *steps: int, **fields: Any) -> None:
+def save(store: StoreDirectory, *steps: int, attempt: int = 1, **fields: Any) -> None:
     """Commit a checkpoint of two files for each step."""
     for step in steps:
-        part = store.path / part_name(step, 1, 1)
+        part = store.path / part_name(step, attempt, 1)
         (part / "shards").mkdir(parents=True)
         (part / "model.bin").write_bytes(os.urandom(512))
         (part / "shards" / "0.bin").write_bytes(os.urandom(64))
@@ -137,6 +137,18 @@ def test_nothing_is_read_while_nothing_could_be_deleted(store: StoreDirectory) -
     assert names(store.own / "verified") == []
     run(store, Policy(latest=4))
     assert names(store.own / "verified") == ["step-00000400.json", "step-00000500.json"]
+
+
+def test_after_a_return_to_an_earlier_step_what_is_saved_there_stays_and_is_read(store: StoreDirectory) -> None:
+    save(store, 310, 320, attempt=2)
+    run(store)
+    assert steps(store) == [310, 320, 400, 500]
+    save(store, 330, attempt=2)
+    run(store)
+    assert steps(store) == [320, 330, 400, 500]
+    save(store, 600, 700, attempt=2)
+    run(store)
+    assert steps(store) == [600, 700]
 
 
 def test_a_verification_is_trusted_for_a_day_as_long_as_sizes_hold(store: StoreDirectory) -> None:

@@ -100,6 +100,16 @@ def test_nothing_goes_before_two_newer_ones_are_verified() -> None:
     assert reason(only, Policy(latest=1), 400) == "no newer one is verified"
 
 
+def test_what_is_saved_after_a_return_to_an_earlier_step_stays() -> None:
+    before = [replace(one, attempt=4) for one in saved(100, 200, 300, 400, 500)]
+    after = [replace(one, attempt=5) for one in saved(250, 350, 550, 600)]
+    assert kept([*before, *after[:2]], Policy()) == [250, 350, 400, 500]
+    assert kept([*before, *after[:3]], Policy()) == [350, 500, 550]
+    assert kept([*before, *after], Policy()) == [550, 600]
+    outside_of_a_job = [replace(one, attempt=0) for one in saved(700, 800)]
+    assert kept([*before, *after, *outside_of_a_job], Policy()) == [700, 800]
+
+
 def test_the_one_last_resumed_from_stays() -> None:
     candidates = saved(100, 200, 300, 400)
     assert kept(candidates, Policy(), resumed_from="step-00000100") == [100, 300, 400]
@@ -158,6 +168,7 @@ _CANDIDATES = st.lists(
         Candidate,
         name=st.text("abc", min_size=1, max_size=4),
         step=_STEPS,
+        attempt=st.integers(0, 3),
         at=st.floats(NOW - 1e6, NOW + 1e6),  # clocks jump
         label=st.sampled_from(["", "", "", "final"]),
         metrics=st.dictionaries(st.sampled_from(["loss", "lr"]), st.floats(), max_size=2),
