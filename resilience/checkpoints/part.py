@@ -74,7 +74,8 @@ class Part:
     """One save in flight.
 
     Attributes:
-        path: the directory into which the training writes; empty at first.
+        path: the directory into which the training writes; empty at first. Of a framework that names its checkpoints
+            itself: what it writes.
         is_first: whether this is rank 0, which writes what only one rank writes.
         step: number of completed steps.
         stall_s: how long the training waited, in seconds; None: unknown. Set by the guard.
@@ -87,6 +88,7 @@ class Part:
         name: str,
         manifest: Mapping[str, Any],
         *,
+        is_sealed: bool = False,
         reuse: bool = False,
         on_commit: Callable[[dict[str, Any]], None] = lambda committed: None,
     ) -> None:
@@ -95,8 +97,9 @@ class Part:
         Args:
             store: the directory of checkpoints.
             ranks: of the training.
-            name: of the part's directory.
+            name: of the part's directory; or of what the framework writes, which keeps this name.
             manifest: fields of the manifest: step, algorithm, label, metrics ...
+            is_sealed: whether a framework names it: it is sealed, instead of committed, and never discarded.
             reuse: whether files that have not changed since the previous checkpoint may be stored once.
             on_commit: called on rank 0 with what the child returned.
         """
@@ -106,6 +109,7 @@ class Part:
         self.stall_s: float | None = None
         self._store, self._ranks, self._name = store, ranks, name
         self._manifest, self._reuse, self._on_commit = dict(manifest), reuse, on_commit
+        self._is_sealed = is_sealed
         self._phase = WRITING
         self._worker: Worker | None = None
         self._faults: tuple[str, ...] = ()
@@ -115,6 +119,8 @@ class Part:
 
     def create(self) -> None:
         """Create the directory, if no other rank has. Raise CheckpointError, which all ranks are told."""
+        if self._is_sealed:
+            return
         try:
             self.path.mkdir(exist_ok=True)
             self._inode = os.stat(self.path).st_ino
@@ -151,7 +157,8 @@ class Part:
                     self._is_settled = True
                     return True
                 else:
-                    self._enter(SHARE if self._phase == WRITTEN and self._ranks.nodes > 1 else COMMIT)
+                    is_shared = self._phase == WRITTEN and self._ranks.nodes > 1 and not self._is_sealed
+                    self._enter(SHARE if is_shared else COMMIT)
                     self._begin_work()
             if self._phase == WRITING or (self.is_first and not self._discard()):
                 return False
@@ -185,7 +192,8 @@ class Part:
             from resilience.checkpoints.trash import discard
 
             with contextlib.suppress(OSError):
-                discard(self._store, self._name)
+                if not self._is_sealed:
+                    discard(self._store, self._name)
             self._is_settled = True
         return self._is_settled
 
@@ -206,6 +214,8 @@ class Part:
         ranks = self._ranks
         if self._phase == SHARE and ranks.is_first_of_node:
             job = {"do": "share", "node": ranks.node, "nodes": ranks.nodes, "algorithm": self._manifest["algorithm"]}
+        elif self._phase == COMMIT and ranks.is_first and self._is_sealed:
+            job = {"do": "seal", "name": self._name, "attempt": ranks.attempt, **self._manifest}
         elif self._phase == COMMIT and ranks.is_first:
             fields = {**self._manifest, "stall_s": self.stall_s}
             job = {"do": "commit", "nodes": ranks.nodes, "inode": self._inode, "fields": fields, "reuse": self._reuse}
@@ -215,7 +225,7 @@ class Part:
         from resilience.checkpoints.child import Worker
 
         try:
-            self._worker = Worker.start({"store": str(self._store.path), "part": self._name, **job})
+            self._worker = Worker.start({"part": self._name, **job, "store": str(self._store.path)})
         except CheckpointError as error:
             self._report(fault=str(error))
 

@@ -22,7 +22,7 @@ import time
 from resilience.base.files import read_regular, replace_file
 from resilience.base.mounts import current_mounts, mount_of
 from resilience.checkpoints.directory import StoreDirectory
-from resilience.checkpoints.names import part_name
+from resilience.checkpoints.names import Pattern, part_name
 from resilience.checkpoints.part import Part
 from resilience.errors import CheckpointError
 
@@ -150,6 +150,25 @@ class Store:
         checkpoint = self.latest()
         return None if checkpoint is None else str(checkpoint.path)
 
+    def adopt(
+        self, path: str | os.PathLike[str], step: int, *, label: str = "", metrics: Mapping[str, float] | None = None
+    ) -> Callable[[], bool]:
+        """Seal, in a child process, what a framework has saved in this directory under a name of its own. On one rank.
+
+        Return a handle for `save.until`: a function that returns whether it is sealed, and raises CheckpointError if
+        it cannot be. A `pattern` seals each save by itself: see `begin_save`.
+        """
+        from resilience.checkpoints.child import Worker
+
+        ranks = self._ranks
+        job = {
+            "do": "seal", "store": str(self.path), "name": os.path.relpath(path, self.path), "step": step,
+            "run": "" if ranks is None else ranks.run, "attempt": 0 if ranks is None else ranks.attempt,
+            "label": label, "metrics": dict(metrics or {}),
+        }  # fmt: skip
+        worker = Worker.start(job)
+        return lambda: worker.poll() is not None
+
     # ---- for the guard ----------------------------------------------------------------------------------------
 
     def connect(self, ranks: Ranks) -> None:
@@ -178,9 +197,10 @@ class Store:
         ranks.report("store", text=json.dumps(self._session))
 
     def begin_save(self, step: int, *, save: int, label: str = "", metrics: Mapping[str, float] | None = None) -> Part:
-        """Return the part into which this rank writes save number `save` of this process, a number equal on all ranks.
+        """Return the part into which this rank writes save number `save` of this step, a number equal on all ranks.
 
-        Raise CheckpointError if the directory is gone, or cannot be written.
+        With a `pattern`, the framework writes under its own name, and the commit seals what has that name. Raise
+        CheckpointError if the directory is gone, or cannot be written.
         """
         ranks = self._ranks
         if ranks is None:
@@ -191,11 +211,14 @@ class Store:
             "step": step, "algorithm": session["algorithm"], "run": ranks.run, "label": label, "world": ranks.world,
             "metrics": {name: float(value) for name, value in (metrics or {}).items()}, "started_at": time.time(),
         }  # fmt: skip
+        pattern = self.settings.pattern
+        name = Pattern(pattern).name_of(step) if pattern else part_name(step, ranks.attempt, save)
         part = Part(
             self._directory,
             ranks,
-            part_name(step, ranks.attempt, save),
+            name,
             manifest,
+            is_sealed=bool(pattern),
             reuse=self.settings.reuse,
             on_commit=self._committed,
         )

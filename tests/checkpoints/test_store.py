@@ -131,6 +131,45 @@ def test_a_save_that_is_cut_off_is_left_for_the_next_start(tmp_path: Path) -> No
     assert launch.stores[0]._directory.parts() == []
 
 
+def test_a_save_under_the_name_of_a_framework_is_sealed_and_a_failed_one_stays(tmp_path: Path) -> None:
+    launch = Launch(tmp_path / "ckpt", 2, nodes=2, pattern="checkpoint-{step}")
+    parts = [store.begin_save(500, save=1) for store in launch.stores]
+    parts[0].path.mkdir()
+    for rank, part in enumerate(parts):
+        (part.path / f"model{rank}.bin").write_bytes(bytes(100))
+        part.written(None)
+    commit(*parts)
+    assert launch.each(lambda store: store.latest_path()) == [str(tmp_path / "ckpt" / "checkpoint-500")] * 2
+    (part, other) = [store.begin_save(600, save=1) for store in launch.stores]
+    part.path.mkdir()
+    part.written(OSError(28, "No space left on device"))
+    other.written(None)
+    assert fails(part, other) == ["rank 0: No space left on device"] * 2
+    assert names(tmp_path / "ckpt") == ["checkpoint-500", "checkpoint-600"]
+    assert launch.each(lambda store: store.latest())[0].step == 500
+
+
+def test_a_damaged_one_of_a_framework_is_passed_over_and_set_aside_only_if_managed(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (tmp_path / "ckpt" / f"out-{step}").mkdir(parents=True)
+        (tmp_path / "ckpt" / f"out-{step}" / "model.bin").write_bytes(bytes(500))
+        assert Store(tmp_path / "ckpt").adopt(tmp_path / "ckpt" / f"out-{step}", step)()
+    flip(tmp_path / "ckpt" / "out-2" / "model.bin")
+    launch = Launch(tmp_path / "ckpt")
+    assert latest_step(launch) == 1
+    assert "manage = false" in launch.ranks[0].warnings[0]
+    assert names(tmp_path / "ckpt") == ["out-1", "out-2"]
+    launch = Launch(tmp_path / "ckpt", manage=True)
+    assert latest_step(launch) == 1
+    assert names(tmp_path / "ckpt") == ["out-1"]
+    directory = StoreDirectory(tmp_path / "ckpt")
+    assert directory.checkpoints() == [directory.find(1)]
+    flip(tmp_path / "ckpt" / BAD / "out-2" / "model.bin")
+    restored = restore(directory, "out-2")
+    assert restored == directory.find(2)
+    assert latest_step(launch) == 2
+
+
 def test_a_save_cannot_begin_without_a_guard(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="store=store"):
         Store(tmp_path).begin_save(1, save=1)

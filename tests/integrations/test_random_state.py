@@ -47,7 +47,7 @@ def train(path: Path, kill_at: int, workers: int) -> None:
     data = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(1))
     sampler = ResumableSampler(SAMPLES, seed=7)
     loader = torch.utils.data.DataLoader(
-        range(SAMPLES), batch_size=BATCH, sampler=sampler, num_workers=workers,  # type: ignore[arg-type]
+        range(SAMPLES), batch_size=BATCH, sampler=sampler, num_workers=workers,
         generator=torch.Generator(),  # it draws a seed where an epoch begins, or resumes
     )  # fmt: skip
     seen = torch.zeros(SAMPLES, dtype=torch.int64)
