@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from resilience.checkpoints.formats import Content, Fault, check_content, first_gap
 from resilience.checkpoints.formats.dcp import read_metadata
-from tests.checkpoints.trees import FORMATS, RECORDED, check_structure
+from tests.checkpoints.trees import FORMATS, RECORDED, ZERO, ZERO3, check_structure, deepspeed, torch_file, written
 
 SEED = 15
 
@@ -28,24 +27,6 @@ def tree(tmp_path: Path) -> Callable[[str], Path]:
         return Path(shutil.copytree(RECORDED / name, tmp_path / name))
 
     return copy
-
-
-def written(directory: Path, files: Mapping[str, str | bytes]) -> Path:
-    for name, content in files.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return directory
-
-
-def torch_file(members: int = 2, size: int = 100) -> bytes:
-    """Return a small file with the members of `torch.save`."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr("archive/data.pkl", b"\x80\x02}q\0.")
-        for number in range(members):
-            archive.writestr(f"archive/data/{number}", bytes(size))
-    return file.getvalue()
 
 
 def fault_of(directory: Path) -> Fault:
@@ -271,15 +252,6 @@ def test_a_metadata_file_of_something_else_is_left_alone(tmp_path: Path) -> None
 
 
 # ---- DeepSpeed and Megatron: trees made after their layout
-
-ZERO = ["bf16_zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt"]
-ZERO3 = ["zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt", "zero_pp_rank_{dp}_mp_rank_{mp:02d}_model_states.pt"]
-
-
-def deepspeed(directory: Path, patterns: list[str], *, model: bool) -> Path:
-    names = {pattern.format(dp=dp, mp=mp) for pattern in patterns for dp in range(3) for mp in range(2)}
-    names |= {f"mp_rank_{mp:02d}_model_states.pt" for mp in range(2)} if model else set()
-    return written(directory, {f"global_step500/{name}": torch_file() for name in names} | {"latest": "global_step500"})
 
 
 @pytest.mark.parametrize(("patterns", "model"), [(ZERO, True), (ZERO3, False), ([], True)])

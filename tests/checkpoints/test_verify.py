@@ -22,7 +22,16 @@ from resilience.checkpoints.manifest import FileEntry, to_text
 from resilience.checkpoints.verified import from_answer, read_verified, write_verified
 from resilience.checkpoints.verify import LEVELS, Fault, Verification, in_share, verify
 from resilience.checkpoints.worker import do
-from tests.checkpoints.trees import FORMATS, RECORDED, commit_tree, manifest_of, rewrite, seal_tree, with_algorithm
+from tests.checkpoints.trees import (
+    FORMATS,
+    RECORDED,
+    commit_tree,
+    manifest_of,
+    rewrite,
+    seal_tree,
+    source_of,
+    with_algorithm,
+)
 
 SEED = 15
 
@@ -82,34 +91,38 @@ def files_of(path: Path) -> list[Path]:
     return sorted(inner for inner in path.rglob("*") if inner.is_file() and ".resil" not in inner.parts)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_200_flips_truncations_and_swaps_are_each_refused_and_named(store: StoreDirectory, name: str) -> None:
-    checkpoint = commit_tree(store, 3, RECORDED / name)
-    files = files_of(checkpoint.path)
-    draw = random.Random(SEED)
-    for number in range(200):
-        victim = draw.choice(files)
-        content = victim.read_bytes()
-        named = {victim.relative_to(checkpoint.path).as_posix()}
-        kind = ("flip", "truncate", "swap")[number % 3]
-        others = [other for other in files if other.read_bytes() != content]
-        if kind == "flip" or (kind == "swap" and not others):
-            flip(victim, draw.randrange(len(content) * 8))
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name in (*FORMATS, "deepspeed", "megatron")
+        for kind in ("flip", "truncate", "swap")
+        if (name, kind) != ("safetensors", "swap")  # a single file
+    ],
+)
+def test_200_flips_truncations_and_swaps_are_each_refused_and_named(
+    store: StoreDirectory, tmp_path: Path, name: str, kind: str
+) -> None:
+    checkpoint = commit_tree(store, 3, source_of(name, tmp_path / "source"))
+    contents = {path: path.read_bytes() for path in files_of(checkpoint.path)}
+    draw = random.Random(f"{SEED} {name} {kind}")
+    for _ in range(200):
+        victim = draw.choice(list(contents))
+        other = draw.choice([path for path in contents if contents[path] != contents[victim]] or [victim])
+        if kind == "flip":
+            flip(victim, draw.randrange(len(contents[victim]) * 8))
         elif kind == "truncate":
-            os.truncate(victim, draw.randrange(len(content)))
+            os.truncate(victim, draw.randrange(len(contents[victim])))
         else:
-            other = draw.choice(others)
-            named.add(other.relative_to(checkpoint.path).as_posix())
             swap(victim, other)
         fault = fault_of(verify(checkpoint))
-        if kind == "swap" and len(named) == 2:
-            swap(victim, other)
-        else:
-            victim.write_bytes(content)
+        # An index that is flipped refers to other files: the sentence then names both.
+        named = {path.relative_to(checkpoint.path).as_posix() for path in (victim, other)[: 1 + (kind == "swap")]}
+        assert any(path in str(fault) for path in named), (named, fault)
+        assert fault.file in named or kind == "flip"
         assert fault.expected != fault.found
-        # The structure of DCP and of an index speaks of two files: the one that refers, and the one referred to.
-        assert fault.file in named or kind == "flip", (kind, named, fault)
-        assert fault.file in named or named & {".metadata", "model.safetensors.index.json"}, (named, fault)
+        for path in (victim, other):
+            path.write_bytes(contents[path])
     assert verify(checkpoint).is_good
 
 

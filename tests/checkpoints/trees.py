@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import zipfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +22,45 @@ FORMATS = ("dcp", "hf", "orbax", "safetensors", "torch")
 def check_structure(directory: Path) -> Fault | None:
     """Return the first fault that a format finds in a directory."""
     return check_content(Content(directory, list_files(directory).sizes))
+
+
+def written(directory: Path, files: Mapping[str, str | bytes]) -> Path:
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return directory
+
+
+def torch_file(members: int = 2, size: int = 100) -> bytes:
+    """Return a small file with the members of `torch.save`."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}q\0.")
+        for number in range(members):
+            archive.writestr(f"archive/data/{number}", bytes(size))
+    return file.getvalue()
+
+
+ZERO = ["bf16_zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt"]
+ZERO3 = ["zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt", "zero_pp_rank_{dp}_mp_rank_{mp:02d}_model_states.pt"]
+
+
+def deepspeed(directory: Path, patterns: list[str], *, model: bool) -> Path:
+    names = {pattern.format(dp=dp, mp=mp) for pattern in patterns for dp in range(3) for mp in range(2)}
+    names |= {f"mp_rank_{mp:02d}_model_states.pt" for mp in range(2)} if model else set()
+    return written(directory, {f"global_step500/{name}": torch_file() for name in names} | {"latest": "global_step500"})
+
+
+def source_of(name: str, directory: Path) -> Path:
+    """Return a recorded checkpoint, or one made in `directory` after the layout of its framework."""
+    if name == "deepspeed":
+        return deepspeed(directory, ZERO, model=True)
+    if name == "megatron":
+        ranks = [f"iter_0000500/mp_rank_{rank:02d}/model_optim_rng.pt" for rank in range(4)]
+        files = {path: torch_file(2, 64 + number) for number, path in enumerate(ranks)}
+        return written(directory, files | {"latest_checkpointed_iteration.txt": "500"})
+    return RECORDED / name
 
 
 def manifest_of(path: Path, step: int, algorithm: str = "crc32") -> Manifest:

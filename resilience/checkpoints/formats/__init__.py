@@ -57,13 +57,17 @@ class Content:
 
     def read(self, path: str, size: int = -1, offset: int = 0) -> bytes:
         """Return bytes of a file; from its end with a negative offset; fewer where it ends. Raise OSError."""
-        with open(os.path.join(self.root, path), "rb", buffering=0) as file:
-            if offset:
+        wanted = self.sizes[path] if size < 0 else size
+        found = bytearray()
+        full_path = os.path.join(self.root, path)
+        try:
+            with open(full_path, "rb", buffering=0) as file:
                 file.seek(max(self.sizes[path] + offset, 0) if offset < 0 else offset)
-            wanted = self.sizes[path] if size < 0 else size
-            found = bytearray()
-            while len(found) < wanted and (more := file.read(wanted - len(found))):
-                found += more
+                while len(found) < wanted and (more := file.read(wanted - len(found))):
+                    found += more
+        except OSError as error:
+            error.filename = full_path
+            raise
         return bytes(found)
 
     def read_json(self, path: str) -> dict[str, Any] | Fault:

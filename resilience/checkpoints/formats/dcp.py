@@ -25,8 +25,8 @@ _SHARD = re.compile(r"__\d+_\d+\.distcp")
 _MODULE = b"torch.distributed.checkpoint.metadata"
 _SECTIONS = ("state_dict_metadata", "planner_data", "storage_data", "storage_meta")
 """Attributes of `Metadata`, in their order. Those after them are of others: Megatron adds the plans of all ranks."""
-_MOST_READ_BYTES = 16 * 2**20
-"""A longer `.metadata` is not read: its opcodes take about a second per 4 MB."""
+_MOST_READ_BYTES = 8 * 2**20
+"""A longer `.metadata` is not read: its opcodes take about a second per 4 MB, and a child of the store has 32 MiB."""
 
 
 def check(content: Content) -> Iterator[Fault]:
@@ -87,18 +87,19 @@ def read_metadata(text: bytes) -> tuple[Counter[str], Counter[str], dict[str, in
     recent: list[Any] = [None] * 8
     """The newest values: texts, numbers, `(class,)`, and None for all else."""
     memo: dict[int, Any] = {}
+    """Without what is None."""
+    memorized = 0
     item = section = ""
     operations: Iterator[tuple[OpcodeInfo, Any, int | None]] = genops(text)
     for opcode, argument, _ in operations:
         name = opcode.name
-        if name == "MEMOIZE":
-            memo[len(memo)] = recent[-1]
-            continue
-        if name in ("BINPUT", "LONG_BINPUT"):
-            memo[argument] = recent[-1]
+        if name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
+            if recent[-1] is not None:
+                memo[memorized if name == "MEMOIZE" else argument] = recent[-1]
+            memorized += 1
             continue
         if name in ("BINGET", "LONG_BINGET"):
-            recent.append(memo[argument])
+            recent.append(memo.get(argument))
         elif name == "STACK_GLOBAL":
             recent[-2:] = [(recent[-1],)]
         elif name == "GLOBAL":
