@@ -112,12 +112,12 @@ def summarize(store: StoreDirectory) -> StoreSummary:
 
 
 def _saved(checkpoint: Checkpoint) -> Saved:
-    at = found = None
-    with suppress(OSError):
-        at = os.stat(checkpoint.manifest_path).st_mtime
+    saved, found = Saved(name=checkpoint.name, step=checkpoint.step), None
+    for path in (checkpoint.path, checkpoint.manifest_path):
+        with suppress(OSError):
+            saved = replace(saved, at=os.stat(path).st_mtime)
     with suppress(OSError, CheckpointError):
         found = read_verified(checkpoint)
-    saved = Saved(name=checkpoint.name, step=checkpoint.step, at=at or 0.0)
     if found is None:
         return saved
     fault = str(found.fault) if found.fault is not None else ""

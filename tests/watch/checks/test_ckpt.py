@@ -312,6 +312,8 @@ def test_a_missing_and_a_truncated_file_are_seen_in_each_tick_after_the_digests_
     night.expect("OK", "verified")
     newest.manifest_path.unlink()
     night.expect("CRITICAL damaged", "manifest.json does not exist")
+    night.memory.clear()
+    night.expect("CRITICAL damaged", "manifest.json does not exist")
 
 
 def test_digests_are_compared_once_and_by_whoever_was_first(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:

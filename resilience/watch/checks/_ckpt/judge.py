@@ -26,26 +26,13 @@ BAD_S = 7 * 86400.0
 
 def judge(subject: str, reading: CkptReading, settings: CkptSettings, now: float) -> list[Finding]:
     """Return the findings about one directory of checkpoints: one for each fault, else one that says what is there."""
+    looked = reading.looked or (f"looked at {reading.path or '[checkpoints] path'}",)
     if reading.nothing:
-        return [
-            Finding(
-                subject=subject,
-                verdict=Verdict.OK,
-                summary=reading.nothing,
-                looked=reading.looked or (reading.nothing,),
-            )
-        ]
+        return [Finding(subject=subject, verdict=Verdict.OK, summary=reading.nothing, looked=looked)]
     if reading.unseen:
-        unseen = "the directory could not be looked at, so its state is UNKNOWN: neither sound nor damaged"
+        unknown, run = Verdict.UNKNOWN, reading.run
         return [
-            Finding(
-                subject=subject,
-                verdict=Verdict.UNKNOWN,
-                fault="probe",
-                summary=reading.unseen,
-                run=reading.run,
-                looked=(unseen,),
-            )
+            Finding(subject=subject, verdict=unknown, fault="probe", summary=reading.unseen, run=run, looked=looked)
         ]
     judged = _Judged(subject, reading, settings, now)
     return list(judged.faults()) or [judged.sound()]
@@ -69,9 +56,7 @@ class _Judged:
         self.every_s, source = interval_s(reading, settings)
         self.limit_s = max(LEAST_LIMIT_S, settings.factor * self.every_s) if self.every_s else UNKNOWN_LIMIT_S
         every = (
-            f"one every {format_duration(self.every_s)} is expected, from {source}"
-            if self.every_s
-            else "how often one is expected is not known yet"
+            f"one every {format_duration(self.every_s)}, from {source}" if self.every_s else "no interval is known yet"
         )
         state = f"no new one is expected: {reading.over}" if reading.over else "the run trains"
         self.looked = (*reading.looked, every, state)
@@ -149,13 +134,10 @@ class _Judged:
         usual_s = median(before)
         if last.took_s > max(self.settings.slow_factor * usual_s, usual_s + LEAST_SLOWER_S):
             size = f" ({format_bytes(last.size_bytes)})" if last.size_bytes else ""
-            summary = (
-                f"the save of step {last.step} took {format_duration(last.took_s)}{size}; "
-                f"the earlier ones took {format_duration(usual_s)}"
-            )
-            yield self._finding(
-                Verdict.WARNING, "slow", summary, "is the file system overloaded or nearly full? resil watch fs"
-            )
+            took, usual = format_duration(last.took_s), format_duration(usual_s)
+            summary = f"the save of step {last.step} took {took}{size}; the earlier ones took {usual}"
+            advice = "is the file system overloaded or nearly full? resil watch fs"
+            yield self._finding(Verdict.WARNING, "slow", summary, advice)
 
     def _parts(self) -> Iterator[Finding]:
         longest_s = max((save.took_s or 0.0 for save in self.reading.saves), default=0.0)
@@ -163,10 +145,9 @@ class _Judged:
         for part in self.reading.parts:
             still_s = self.now - part.changed_at
             if still_s > limit_s:
-                summary = (
-                    f"the save of step {part.step} stands still: nothing was written to {part.name} for "
-                    f"{format_duration(still_s)}, at {format_bytes(part.size_bytes)}"
-                )
+                still, size = format_duration(still_s), format_bytes(part.size_bytes)
+                what = f"nothing was written to {part.name} for {still}, at {size}"
+                summary = f"the save of step {part.step} stands still: {what}"
                 advice = "is a rank hung, or its file system? resil watch log, resil watch fs"
                 yield self._finding(Verdict.WARNING, "part", summary, advice)
                 return  # one incident: the oldest
@@ -176,9 +157,8 @@ class _Judged:
         if reading.prune_failure:
             more = f"; {plural(reading.trash, 'name')} in .trash/" if reading.trash else ""
             advice = "to see why: resil ckpt prune; until it succeeds, old checkpoints fill the disk"
-            yield self._finding(
-                Verdict.WARNING, "prune", f"the last prune failed: {reading.prune_failure}{more}", advice
-            )
+            summary = f"the last prune failed: {reading.prune_failure}{more}"
+            yield self._finding(Verdict.WARNING, "prune", summary, advice)
         recent = [one for one in reading.bad if self.now - one.at < BAD_S]
         if recent and reading.newest is not None:
             one = max(recent, key=lambda one: one.at)

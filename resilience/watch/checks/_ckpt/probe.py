@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 
 from resilience.cadence import parse_every
 from resilience.checkpoints import digest
@@ -25,8 +27,9 @@ from resilience.runs.context import Context
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_jobs import Queues
 from resilience.watch.checks._ckpt.reading import Aside, CkptReading, CkptSettings, Part, Save
+from resilience.watch.checks._filesystem.measure import below
 
-LEARNED = 32
+LEARNED = 16
 """The newest checkpoints from which intervals and durations are learned."""
 MOST_ENTRIES = 5_000
 """Of one save in flight, so many files are looked at."""
@@ -59,8 +62,8 @@ class StoreProbe:
         try:
             if os.path.lexists(os.path.join(path, OWN, STORE)):
                 return self._read(StoreDirectory.open(path), known)
-            is_named = path in self.settings.paths and not os.path.isdir(path)
-            if not is_named and (known is None or known.over):  # or removed after the run
+            is_missing = bool(self.settings.paths) and not os.path.isdir(path)
+            if not is_missing and (known is None or known.over):  # or removed after the run
                 return CkptReading(path=path, nothing=f"no checkpoints in {path}")
             lost = "does not exist" if known is None else "held checkpoints and holds none now"
             why = f"{path} {lost}: is its file system mounted on this node?"
@@ -132,18 +135,26 @@ def _saves(checkpoints: Sequence[Checkpoint], known: CkptReading) -> dict[str, S
     """Return what the manifests say, each read once; checkpoints that were pruned since are remembered."""
     found = {save.name: save for save in known.saves}
     for one in checkpoints:
-        with suppress(OSError):
-            stamp = os.stat(one.manifest_path).st_mtime
-            if one.name in found and found[one.name].stamp == stamp:
-                continue
-            found[one.name] = Save(one.name, one.step, stamp, stamp=stamp)
-            with suppress(CheckpointError):  # of the newest, a verification reports it
-                manifest = one.manifest()
-                took_s = manifest.durable_at - manifest.started_at if manifest.started_at else None
-                at = manifest.durable_at or stamp
-                size_bytes, algorithm = manifest.size_bytes, manifest.algorithm
-                found[one.name] = Save(one.name, one.step, at, took_s, size_bytes, stamp, algorithm)
+        stamp = _changed_at(one.manifest_path)
+        if one.name in found and found[one.name].stamp == stamp:
+            continue
+        found[one.name] = Save(one.name, one.step, stamp or _changed_at(one.path), stamp=stamp)
+        with suppress(OSError, CheckpointError):  # of the newest, a verification reports it
+            manifest = one.manifest()
+            took_s = manifest.durable_at - manifest.started_at if manifest.started_at else None
+            size_bytes, algorithm = manifest.size_bytes, manifest.algorithm
+            found[one.name] = Save(
+                one.name, one.step, manifest.durable_at or stamp, took_s, size_bytes, stamp, algorithm
+            )
     return found
+
+
+def _changed_at(path: Path) -> float:
+    """Return the modification time of a file in seconds since the epoch; 0 if it is gone."""
+    try:
+        return os.stat(path).st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _parts(store: StoreDirectory) -> Iterator[Part]:
@@ -151,27 +162,13 @@ def _parts(store: StoreDirectory) -> Iterator[Part]:
     found = []
     for name in store.parts():
         step_of = parse_part(name)
-        size_bytes, changed_at = 0, 0.0
-        for number, info in enumerate(_below(f"{store.path}/{name}")):
-            size_bytes, changed_at = size_bytes + info.st_size, max(changed_at, info.st_mtime)
-            if number >= MOST_ENTRIES:
-                break
-        if step_of is not None and changed_at:  # else it was committed meanwhile
-            found.append(Part(name, step_of[0], size_bytes, changed_at))
+        with suppress(OSError):  # committed meanwhile
+            size_bytes, changed_at = 0, os.stat(store.path / name).st_mtime
+            for _, info in islice(below(f"{store.path}/{name}"), MOST_ENTRIES):
+                size_bytes, changed_at = size_bytes + info.st_size, max(changed_at, info.st_mtime)
+            if step_of is not None:
+                found.append(Part(name, step_of[0], size_bytes, changed_at))
     yield from sorted(found, key=lambda part: part.changed_at)
-
-
-def _below(top: str) -> Iterator[os.stat_result]:
-    waiting = [top]
-    with suppress(OSError):
-        yield os.stat(top)
-    while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    yield entry.stat(follow_symlinks=False)
 
 
 def _training(context: Context, directory: RunDirectory | None) -> tuple[str, float]:

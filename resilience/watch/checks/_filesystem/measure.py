@@ -177,13 +177,13 @@ def _measure(path: str) -> tuple[int, int]:
     size_bytes = files = 0
     with suppress(OSError):
         size_bytes, files = os.lstat(path).st_blocks * 512, 1
-    for _, info in islice(_below(path), MOST_FILES - files):
+    for _, info in islice(below(path), MOST_FILES - files):
         size_bytes += info.st_blocks * 512
         files += 1
     return size_bytes, files
 
 
-def _below(top: str) -> Iterator[tuple[str, os.stat_result]]:
+def below(top: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the path and status of everything below a directory, as far as it can be read; nothing below a file."""
     waiting = [top]
     while waiting:
@@ -229,7 +229,7 @@ def find_purge_candidates(directory: str, unused_s: float, now: float) -> PurgeC
     files = size_bytes = seen = 0
     oldest_s, youngest_s, example = 0.0, float("inf"), ""
     is_whole, end = True, time.monotonic() + MOST_S
-    for path, info in _below(directory):
+    for path, info in below(directory):
         if seen >= MOST_FILES or time.monotonic() > end:
             is_whole = False
             break
