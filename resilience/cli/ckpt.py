@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -99,7 +100,7 @@ def latest(
 
     Exit codes: 1: there is none yet. 4: there were some, and none is good. 75: it could not be looked at.
     """
-    with opened(store, config, must_exist=False) as found:
+    with opened(store, config, must_exist=False, reads=verified) as found:
         try:
             checkpoint = _newest_good(found, deep=verified)
         except CheckpointError as error:
@@ -161,21 +162,27 @@ def _earlier(found: Opened) -> str:
         unsealed = [name for name in foreign(store) if pattern.step_of(name) is not None]
         if unsealed:
             return f"{plural(len(unsealed), 'checkpoint')} without a seal: to seal them: resil ckpt adopt --new"
-    if found.run and (step := _journalled(found.run)) is not None:
-        return f"no checkpoint, although step {step} was saved: is it mounted?"
+    if found.run and (saved := _saved_by(found.run)):
+        return f"no checkpoint, although {saved}: is it mounted?"
     return ""
 
 
-def _journalled(run: str) -> int | None:
-    """Return the newest step that an attempt of a run has saved, as its journal says; None: none is known."""
+def _saved_by(run: str) -> str:
+    """Return what the records of a run say of its saves; empty if they know of none."""
+    from resilience.base.files import read_regular
+    from resilience.checkpoints.store import RECORD
     from resilience.cli.options import open_project
     from resilience.runs.run_files import newest_save, read_attempts
 
-    with suppress(ResilError):
+    with suppress(ResilError, OSError, ValueError, AttributeError):
         directory = open_project(banner=False).existing(run)
         save = newest_save(directory, [attempt.job_id for attempt in read_attempts(directory)])
-        return save.step if save is not None else None
-    return None
+        if save is not None and save.step is not None:
+            return f"step {save.step} was saved"
+        record = read_regular(directory.path / RECORD)
+        if record is not None and json.loads(record[0]).get("committed"):
+            return f"run {run} has saved"
+    return ""
 
 
 def read_and_record(checkpoint: Checkpoint, level: str, now: float) -> Verification:
@@ -220,7 +227,7 @@ def verify(
     if names and everything:
         raise UsageError("--all verifies every checkpoint", hint="give names, or --all")
     argv = _argv(command)
-    with opened(store, config, *(names or ())) as found:
+    with opened(store, config, *(names or ()), reads=True) as found:
         everyone = found.store.checkpoints() if everything else [find(found.store, name) for name in names or [""]]
         if not everyone:
             find(found.store, "")  # says that there is none
@@ -356,7 +363,7 @@ def prune(
     from resilience.checkpoints.prune import run
     from resilience.checkpoints.retention import Deleted
 
-    with opened(store, config) as found:
+    with opened(store, config, reads=True) as found:
         settings = found.of_run()
         checkpoints = found.store.checkpoints()
         with reading("reading the newest checkpoints", sum(map(_size, checkpoints[-2:]))):
@@ -417,7 +424,7 @@ def adopt(
         if known is None or not (known.pattern or known.tracker):
             print("nothing to adopt: [checkpoints] sets neither pattern nor tracker")
             return
-    with opened(store, config, *names, must_exist=False) as found:
+    with opened(store, config, *names, must_exist=False, reads=True) as found:
         if new and not found.store.path.is_dir():
             print(f"nothing to adopt: {clean(str(found.store.path))} does not exist")
             return

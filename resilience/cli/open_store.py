@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -14,6 +14,7 @@ import typer
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.names import STORE
 from resilience.checkpoints.settings import CheckpointSettings, read_store_settings
+from resilience.cli.output import patience
 from resilience.errors import CheckpointError, ResilError, UsageError
 from resilience.system.files import FULL
 from resilience.system.ports import System
@@ -50,11 +51,14 @@ class Opened(NamedTuple):
 
 
 @contextmanager
-def opened(path: Path | None, config: Path | None, *names: str, must_exist: bool = True) -> Iterator[Opened]:
+def opened(
+    path: Path | None, config: Path | None, *names: str, must_exist: bool = True, reads: bool = False
+) -> Iterator[Opened]:
     """Open the directory of a command. Errors of reading become words, and end with EX_TEMPFAIL.
 
     Raise CheckpointError if it is none; UsageError if no option and no setting names one; StateDirectoryError if its
-    file system does not respond. `names`: of checkpoints, one of which may be a path.
+    file system does not respond. `names`: of checkpoints, one of which may be a path. `reads`: the command reads whole
+    checkpoints, which takes long.
     """
     from resilience.runs.open_project import check_path
 
@@ -76,9 +80,10 @@ def opened(path: Path | None, config: Path | None, *names: str, must_exist: bool
                 "no directory of checkpoints is known here",
                 hint='name it: --store PATH, or set path = "checkpoints" under [checkpoints] in resil.toml',
             )
-        if must_exist or os.path.lexists(store.own / STORE):
-            store.run()
-        yield Opened(store, settings, run if settings is not None else "", system.clock.now())
+        with nullcontext() if reads else patience(f"{store.path} has not answered for 5 s; still waiting for it"):
+            if must_exist or os.path.lexists(store.own / STORE):
+                store.run()
+            yield Opened(store, settings, run if settings is not None else "", system.clock.now())
     except OSError as error:
         where, hint = error.filename or store.path, "the file system is faulty; retry, or look from another node"
         if error.errno in FULL:

@@ -14,6 +14,7 @@ import typer
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.manifest import FORMAT, to_text
 from resilience.checkpoints.names import SEALS, committed_name, part_name
+from resilience.checkpoints.store import RECORD
 from resilience.checkpoints.verified import write_verified
 from resilience.checkpoints.verify import verify
 from resilience.cli.open_store import complete_bad, complete_checkpoints
@@ -172,6 +173,14 @@ def test_a_directory_that_is_gone_after_a_save_is_no_first_start(shell: Shell, s
         assert (said.code, said.out) == (4, "") and "step 40 was saved" in said.err and "mounted" in said.err
         if store.path.exists():
             store.path.rename(shell.directory / "unmounted")
+
+
+def test_a_run_whose_record_says_that_it_has_saved_is_no_first_start(shell: Shell, store: StoreDirectory) -> None:
+    """`resil run` and scripts of one's own keep no attempts."""
+    assert shell.resil("submit").code == 0
+    (shell.run_dir / RECORD).write_text('{"committed": true}')
+    said = shell.resil("ckpt", "latest")
+    assert (said.code, said.out) == (4, "") and "run gpt has saved" in said.err
 
 
 def test_latest_passes_over_what_is_damaged_and_moves_nothing(shell: Shell, store: StoreDirectory) -> None:
@@ -387,6 +396,22 @@ def test_adopt_one_by_hand_needs_a_step_and_a_pause(shell: Shell) -> None:
     said = shell.resil("ckpt", "adopt", "checkpoint-600")
     assert said.code == 1 and "may still be written" in said.out
     assert shell.resil("ckpt", "adopt", "checkpoint-700").code != 0
+
+
+def test_two_runs_cannot_share_a_directory_by_sealing_into_it(shell: Shell, store: StoreDirectory) -> None:
+    shell.settings(SETTINGS.replace('"gpt"', '"bert"') + TABLE + 'pattern = "checkpoint-{step}"\n')
+    framework(shell, 500)
+    said = shell.resil("ckpt", "adopt", "--new")
+    assert said.code == 1 and "of the run gpt, not of bert" in said.err and not store.checkpoints()
+
+
+def test_a_step_that_is_committed_already_may_be_sealed_as_well_and_both_stay(
+    shell: Shell, store: StoreDirectory
+) -> None:
+    saved(store, 500)
+    framework(shell, 500)
+    assert shell.resil("ckpt", "adopt", "checkpoint-500").code == 0
+    assert [one.name for one in store.checkpoints()] == ["step-00000500", "checkpoint-500"]
 
 
 def test_adopt_new_is_silent_where_nothing_is_to_be_adopted(shell: Shell) -> None:

@@ -64,3 +64,39 @@ def test_the_driver_of_the_page_ticks(tmp_path: Path) -> None:
     assert status.returncode == 0 and "by sitecron" in status.stdout, status
     assert resil(tmp_path, environ, "cron", "uninstall").returncode == 0
     assert not list((tmp_path / "service").iterdir())
+
+
+LOOP = """
+import json, pathlib, sys
+loader = range(4)
+def train_step(batch): return 1.0 / (batch + 1)
+def save(path): (path / "model.json").write_text(json.dumps({"step": 3}))
+def load(path): print("loaded", path.name); return json.loads((path / "model.json").read_text())["step"]
+"""
+
+
+def test_the_loop_of_the_page_saves_and_resumes(tmp_path: Path) -> None:
+    """docs/how-to/keep-checkpoints.md, with a training of four steps around it."""
+    text = (ROOT / "docs" / "how-to" / "keep-checkpoints.md").read_text()
+    block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    shell = re.search(r"```bash\n(.*?)```", text, re.DOTALL)
+    assert block is not None and shell is not None
+    (tmp_path / "train.py").write_text(LOOP + block[1] + 'print("trained", sys.argv[1:])\n')
+    resil = tmp_path / "bin" / "resil"
+    resil.parent.mkdir()
+    resil.write_text(f'#!/bin/sh\nexec {sys.executable} -m resilience "$@"\n')
+    resil.chmod(0o755)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("RESIL_", "SLURM"))}
+    environ = clean | {"RESIL_GUARD": "test:save@3", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    environ |= {"PATH": f"{resil.parent}:{Path(sys.executable).parent}:{environ['PATH']}"}
+    environ |= {"RESIL_CHECKPOINTS__PATH": str(tmp_path / "checkpoints")}
+    script = ["bash", "-c", shell[1]]
+    first, second = (
+        subprocess.run(script, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60) for _ in range(2)
+    )
+    assert (first.returncode, first.stdout) == (0, "trained []\n"), first
+    path = tmp_path / "checkpoints" / "step-00000003"
+    assert second.stdout.startswith(f"loaded step-00000003\ntrained ['--load', '{path}']\n"), second
+    (path / "model.json").write_text("{")
+    third = subprocess.run(script, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+    assert third.returncode == 4 and third.stdout == "" and "model.json" in third.stderr, third
