@@ -28,6 +28,7 @@ from resilience.checkpoints.pins import Pin, is_pinned, pin, read_pins, unpin
 from resilience.checkpoints.retention import Best, Kept, Policy
 from resilience.checkpoints.verify import verify
 from resilience.errors import UsageError
+from tests.lab.hung import hung_directory
 from tests.system.writer import OF_THE_INTERPRETER, writer
 
 NOW = time.time()
@@ -37,6 +38,14 @@ from resilience.checkpoints.directory import StoreDirectory
 from resilience.checkpoints.retention import Policy
 """
 DAY = 86400.0
+
+
+def soak(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test of the long campaigns."""
+    reason = "takes minutes: set RESIL_SOAK=1"
+    pytest.mark.skipif(os.environ.get("RESIL_SOAK") != "1", reason=reason)(test)
+    pytest.mark.soak(test)
+    return test
 
 
 def save(store: StoreDirectory, *steps: int, attempt: int = 1, **fields: Any) -> None:
@@ -333,8 +342,7 @@ def test_killed_at_any_change_of_the_disk_no_part_of_a_checkpoint_is_listed(
     assert 20 < calls < at
 
 
-@pytest.mark.soak
-@pytest.mark.skipif(os.environ.get("RESIL_SOAK") != "1", reason="takes minutes: set RESIL_SOAK=1")
+@soak
 def test_killed_at_any_system_call_no_part_of_a_checkpoint_is_listed(store: StoreDirectory, tmp_path: Path) -> None:
     copy = StoreDirectory(tmp_path / "copy")
     request = f"prune.run(StoreDirectory({str(copy.path)!r}), Policy(), now={NOW})"
@@ -402,6 +410,25 @@ def test_a_child_prunes_and_answers(store: StoreDirectory) -> None:
         worker.kill()
     assert answer == {"deleted": [committed_name(step) for step in (100, 200, 300)], "freed_bytes": 1728, "failed": []}
     assert steps(store) == [400, 500, 600] and record(store)["deleted"] == answer["deleted"]
+
+
+@soak
+def test_a_hung_file_system_holds_up_the_child_and_not_the_training(store: StoreDirectory) -> None:
+    with hung_directory(store.path, over=True):
+        worker = prune.start_prune(store, Policy())
+        try:
+            took_s = []
+            for _ in range(20):
+                began = time.monotonic()
+                assert worker.poll() is None
+                took_s.append(time.monotonic() - began)
+                time.sleep(0.05)
+        finally:
+            began = time.monotonic()
+            worker.kill()
+        assert max(*took_s, time.monotonic() - began) < 0.5
+    assert steps(store) == [100, 200, 300, 400, 500]
+    assert run(store).failed == () and steps(store) == [400, 500]
 
 
 def test_the_disk_is_left_to_others() -> None:
