@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from resilience.base.files import read_regular
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
@@ -51,6 +51,15 @@ class Saved:
         return self.level == VERIFIES and not self.fault
 
 
+class Aside(NamedTuple):
+    """One checkpoint that was set aside: why, by whom (`resil`, or a user), and when, in seconds since the epoch."""
+
+    name: str
+    why: str
+    who: str = ""
+    at: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSummary:
     """A directory of checkpoints.
@@ -62,7 +71,7 @@ class StoreSummary:
         newest: the one with the highest step; None: there is none.
         verified: the newest that was read again and found equal; None: there is none.
         parts: names of saves in flight, or left by killed processes.
-        bad: names and reasons of those set aside, and when, in seconds since the epoch.
+        bad: those that were set aside.
         trash: number of names to be deleted.
         prune_failure: why the last prune failed; empty if it did not.
         trouble: why the directory could not be read; empty if it could.
@@ -74,7 +83,7 @@ class StoreSummary:
     newest: Saved | None = None
     verified: Saved | None = None
     parts: tuple[str, ...] = ()
-    bad: tuple[tuple[str, str, float], ...] = ()
+    bad: tuple[Aside, ...] = ()
     trash: int = 0
     prune_failure: str = ""
     trouble: str = ""
@@ -146,13 +155,14 @@ def _names(path: str) -> list[str]:
         return []
 
 
-def _bad(store: StoreDirectory) -> Iterator[tuple[str, str, float]]:
+def _bad(store: StoreDirectory) -> Iterator[Aside]:
     for name in store.bad():
         record: dict[str, Any] = {}
         with suppress(OSError, CheckpointError):
             record = reason(store, name)
         at = record.get("at")
-        yield name, str(record.get("why") or "no reason recorded"), float(at) if isinstance(at, int | float) else 0.0
+        why, who = str(record.get("why") or "no reason recorded"), str(record.get("who") or "")
+        yield Aside(name, why, who, float(at) if isinstance(at, int | float) else 0.0)
 
 
 def _prune_failure(store: StoreDirectory) -> str:

@@ -10,7 +10,7 @@ import pytest
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.names import STORE, VERIFIED, part_name
 from resilience.checkpoints.quarantine import set_aside
-from resilience.checkpoints.summary import Saved, StoreSummary, describe_summary, read_summary
+from resilience.checkpoints.summary import Aside, Saved, StoreSummary, describe_summary, read_summary
 from resilience.checkpoints.verified import write_verified
 from resilience.checkpoints.verify import Fault, Verification, verify
 from tests.checkpoints.trees import RECORDED, commit_tree, seal_tree
@@ -32,7 +32,7 @@ GOOD = Saved(name="step-00000800", step=800, at=NOW - 35 * MIN, level="digest", 
         (Saved(name="step-00000900", step=900, at=NOW - 5 * MIN, fault="x"), None, {},
          "step 900 damaged, saved 5 min ago (step-00000900)"),
         (None, None, {}, "none yet"),
-        (None, None, {"bad": (("step-1", "x", NOW),)}, "none is left: 1 checkpoint set aside"),
+        (None, None, {"bad": (Aside("step-1", "x"),)}, "none is left: 1 checkpoint set aside"),
         (None, None, {"trouble": "no answer within 5 s"}, "unknown: no answer within 5 s"),
     ],
 )  # fmt: skip
@@ -100,7 +100,7 @@ def test_parts_and_what_was_set_aside_are_not_checkpoints(store: StoreDirectory)
     set_aside(store, sealed, why="two starts died")
     found = summary_of(store)
     assert (found.count, found.parts) == (1, (".part-00000200.a1.1",))
-    assert [(name, why) for name, why, _ in found.bad] == [("checkpoint-500", "two starts died")]
+    assert [one[:3] for one in found.bad] == [("checkpoint-500", "two starts died", "resil")]
 
 
 def test_what_cannot_be_read_is_trouble_and_what_is_not_there_is_nothing(store: StoreDirectory) -> None:

@@ -17,6 +17,7 @@ from resilience.checkpoints.digest import OutOfTime
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.names import PRUNE, part_name
 from resilience.checkpoints.quarantine import set_aside
+from resilience.checkpoints.summary import Aside
 from resilience.checkpoints.verified import read_verified, write_verified
 from resilience.checkpoints.verify import Fault, verify
 from resilience.errors import SettingsError
@@ -24,7 +25,7 @@ from resilience.finding import Finding
 from resilience.records import from_record, to_record
 from resilience.runs.project import Project
 from resilience.watch.checks._ckpt.judge import interval_s, judge
-from resilience.watch.checks._ckpt.reading import Aside, CkptReading, CkptSettings, Part, Save
+from resilience.watch.checks._ckpt.reading import CkptReading, CkptSettings, Part, Save
 from resilience.watch.checks.ckpt import CHECK
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import context_of
@@ -80,7 +81,7 @@ def with_saves(*saves: Save, **fields: Any) -> CkptReading:
         (replace(SOUND, fault="x", verified=None), {}, "CRITICAL damaged", "no other one is known to be sound"),
         (replace(SOUND, fault="rank3.pt does not exist", is_incomplete=True), {}, "CRITICAL incomplete", "rank3.pt"),
         (replace(SOUND, unknown="Input/output error"), {}, "UNKNOWN unknown", "could not be verified: Input/output"),
-        (replace(EMPTY, bad=(Aside("step-1", "x", 0.0),)), {}, "CRITICAL none",
+        (replace(EMPTY, bad=(Aside("step-1", "x"),)), {}, "CRITICAL none",
          "no checkpoint is left: 1 checkpoint set aside"),
         # ---- cadence: learned, set, of the guard; unknown; an attempt that has just begun
         (with_saves(*OLD), {}, "OK", "1 h ago"),
@@ -118,9 +119,10 @@ def with_saves(*saves: Save, **fields: Any) -> CkptReading:
         # ---- retention, quarantine
         (replace(SOUND, prune_failure="step-1: Permission denied", trash=2), {}, "WARNING prune",
          "the last prune failed: step-1: Permission denied; 2 names in .trash/"),
-        (replace(SOUND, bad=(Aside("step-1", "a flipped bit", NOW - HOUR),)), {}, "WARNING bad",
+        (replace(SOUND, bad=(Aside("step-1", "a flipped bit", "resil", NOW - HOUR),)), {}, "WARNING bad",
          "step-1 was set aside 1 h ago: a flipped bit"),
-        (replace(SOUND, bad=(Aside("step-1", "a flipped bit", NOW - 8 * 24 * HOUR),)), {}, "OK", ""),
+        (replace(SOUND, bad=(Aside("step-1", "a flipped bit", "resil", NOW - 8 * 24 * HOUR),)), {}, "OK", ""),
+        (replace(SOUND, bad=(Aside("step-1", "of a person", "ada", NOW),)), {}, "OK", ""),
     ],
 )  # fmt: skip
 def test_each_state_has_one_finding(reading: CkptReading, settings: dict[str, Any], expected: str, words: str) -> None:

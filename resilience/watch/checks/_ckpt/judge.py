@@ -20,8 +20,9 @@ UNKNOWN_LIMIT_S = 86400.0
 LEAST_SLOWER_S = 60.0
 LEAST_SAVES = 3
 """So many earlier saves show how long one takes."""
+BY_RESIL = "resil"
 BAD_S = 7 * 86400.0
-"""A checkpoint that was set aside longer ago is old news."""
+"""A checkpoint that was set aside longer ago, or by a person, is no news."""
 
 
 def judge(subject: str, reading: CkptReading, settings: CkptSettings, now: float) -> list[Finding]:
@@ -159,7 +160,7 @@ class _Judged:
             advice = "to see why: resil ckpt prune; until it succeeds, old checkpoints fill the disk"
             summary = f"the last prune failed: {reading.prune_failure}{more}"
             yield self._finding(Verdict.WARNING, "prune", summary, advice)
-        recent = [one for one in reading.bad if self.now - one.at < BAD_S]
+        recent = [one for one in reading.bad if one.who == BY_RESIL and self.now - one.at < BAD_S]
         if recent and reading.newest is not None:
             one = max(recent, key=lambda one: one.at)
             more = f" (and {len(recent) - 1} more)" if len(recent) > 1 else ""

@@ -26,7 +26,7 @@ from resilience.quantities import format_duration
 from resilience.runs.context import Context
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_jobs import Queues
-from resilience.watch.checks._ckpt.reading import Aside, CkptReading, CkptSettings, Part, Save
+from resilience.watch.checks._ckpt.reading import CkptReading, CkptSettings, Part, Save
 from resilience.watch.checks._filesystem.measure import below
 
 LEARNED = 16
@@ -96,7 +96,7 @@ class StoreProbe:
             tried=known.tried,
             unread=known.unread,
             parts=() if over else tuple(_parts(store)),
-            bad=tuple(Aside(*one) for one in summary.bad),
+            bad=summary.bad,
             trash=summary.trash,
             prune_failure=summary.prune_failure,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from resilience.checkpoints.summary import Aside
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CkptSettings:
@@ -58,14 +60,6 @@ class Part(NamedTuple):
     step: int
     size_bytes: int
     changed_at: float
-
-
-class Aside(NamedTuple):
-    """One checkpoint that was set aside: why, and when, in seconds since the epoch."""
-
-    name: str
-    why: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
