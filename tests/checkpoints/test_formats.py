@@ -124,6 +124,16 @@ def test_a_zip_file_with_a_comment_and_wide_offsets_is_good(tmp_path: Path) -> N
     assert check_structure(tmp_path) is None
 
 
+@pytest.mark.parametrize("lost", [0, 1, 4096])
+def test_a_torch_file_of_more_than_4_gb_is_judged_by_its_wide_offsets(tmp_path: Path, lost: int) -> None:
+    end = (RECORDED / "torch-4.4-gb" / "end").read_bytes()
+    with open(tmp_path / "state.pt", "wb") as file:
+        file.write(b"PK\3\4")
+        file.seek(4_400_001_963 - len(end) - lost)  # sparse
+        file.write(end)
+    assert (check_structure(tmp_path) is None) == (not lost)
+
+
 @pytest.mark.parametrize("name", ["a.pt", "pytorch_model.bin"])
 def test_a_pickle_of_the_old_kind_and_other_data_are_left_alone(tmp_path: Path, name: str) -> None:
     for content in ((RECORDED / "torch" / "legacy.pt").read_bytes(), b"any data " * 9, b"x"):
