@@ -42,9 +42,9 @@ def share_job(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def commit_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Do a job of the worker: `store`, `part`, `nodes`, `inode`, `fields` and `reuse`. See `commit`."""
+    """Do a job of the worker: `store`, `part`, `nodes`, `fields` and `reuse`. See `commit`."""
     store = StoreDirectory.open(job["store"])
-    options = {name: job[name] for name in ("nodes", "inode", "reuse") if name in job}
+    options = {name: job[name] for name in ("nodes", "reuse") if name in job}
     return commit(store, job["part"], job.get("fields", {}), **options)
 
 
@@ -68,7 +68,6 @@ def commit(
     fields: dict[str, Any],
     *,
     nodes: int = 1,
-    inode: int = 0,
     reuse: bool = False,
 ) -> dict[str, Any]:
     """Commit the part of that name; return what was committed.
@@ -78,7 +77,6 @@ def commit(
         part: the part's name, which says step and attempt.
         fields: of the manifest: run, label, world, layout, started_at, stall_s, metrics.
         nodes: number of shares to expect; with one node, its files are digested here.
-        inode: of the part's directory; 0: unknown. A restarted process of this attempt gives its parts the same names.
         reuse: whether a file that an earlier checkpoint has may become a hard link to that.
 
     Returns:
@@ -95,8 +93,25 @@ def commit(
     if parsed is None:
         raise CheckpointError(f"{part} is not the name of a save in flight")
     step, attempt, _ = parsed
-    path = store.path / part
     fence.check(store, attempt)
+    held = open_directory(store.path / part)  # while it is open, its number stays the same on FUSE, too
+    try:
+        return _commit(store, part, step, attempt, held, fields, nodes, reuse)
+    finally:
+        os.close(held)
+
+
+def _commit(
+    store: StoreDirectory,
+    part: str,
+    step: int,
+    attempt: int,
+    held: int,
+    fields: dict[str, Any],
+    nodes: int,
+    reuse: bool,
+) -> dict[str, Any]:
+    path = store.path / part
     began = time.monotonic()
     if nodes > 1:
         algorithm, entries = _read_shares(path, nodes)
@@ -120,8 +135,8 @@ def commit(
         os.unlink(path / OWN / _share_name(node))
     replace_file(path / OWN / MANIFEST, to_text(manifest), mode=0o644, durable=True)
     sync_directory(path)
-    if inode and os.stat(path).st_ino != inode:
-        raise CheckpointError(f"{path} was taken away", hint="was this process restarted?")
+    if os.stat(path).st_ino != os.fstat(held).st_ino:  # a restarted process gives its parts the same names
+        raise CheckpointError(f"{path} was taken away", hint="was the training restarted?")
     name, outcome = _publish(store, part, manifest)
     return {
         "name": name,

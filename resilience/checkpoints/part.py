@@ -9,7 +9,6 @@ the work (`worker.py`). Nothing here waits. A fault of one rank ends the save on
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from pathlib import Path
 
@@ -114,7 +113,6 @@ class Part:
         self._worker: Worker | None = None
         self._faults: tuple[str, ...] = ()
         self._has_reported = self._has_failed_here = self._is_settled = False
-        self._inode = 0
         self._lock = threading.Lock()  # `cut_off` comes from another thread
 
     def create(self) -> None:
@@ -123,7 +121,6 @@ class Part:
             return
         try:
             self.path.mkdir(exist_ok=True)
-            self._inode = os.stat(self.path).st_ino
         except OSError as error:
             self.written(error)
             raise CheckpointError(f"{self.path} cannot be created: {_words(error)}", hint=_hint(error)) from None
@@ -218,7 +215,7 @@ class Part:
             job = {"do": "seal", "name": self._name, "attempt": ranks.attempt, **self._manifest}
         elif self._phase == COMMIT and ranks.is_first:
             fields = {**self._manifest, "stall_s": self.stall_s}
-            job = {"do": "commit", "nodes": ranks.nodes, "inode": self._inode, "fields": fields, "reuse": self._reuse}
+            job = {"do": "commit", "nodes": ranks.nodes, "fields": fields, "reuse": self._reuse}
         else:
             self._report()
             return

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 
 from resilience.base.files import read_regular, replace_file, sync_directory
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
-from resilience.checkpoints.names import BAD, SEALS, WHY, parse_committed, parse_seal
+from resilience.checkpoints.names import BAD, SEALS, VERIFIED, WHY, parse_committed, parse_seal
 from resilience.errors import CheckpointError
 
 TYPE_CHECKING = False
@@ -54,6 +55,8 @@ def set_aside(
     if checkpoint.is_sealed:  # a seal without its checkpoint is ignored
         os.replace(checkpoint.manifest_path, bad / f"{name}{SEAL}")
         sync_directory(store.own / SEALS)
+    with suppress(FileNotFoundError):  # restored, it is judged anew
+        os.unlink(store.own / VERIFIED / f"{checkpoint.name}.json")
     sync_directory(bad)
     sync_directory(store.path)
     return bad / name

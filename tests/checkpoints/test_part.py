@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import threading
 from pathlib import Path
 
@@ -14,6 +16,10 @@ from tests.checkpoints.ranks import Launch, commit, fails, workers_here
 
 __all__ = ["workers_here"]
 
+soak = (
+    pytest.mark.soak,
+    pytest.mark.skipif(os.environ.get("RESIL_SOAK") != "1", reason="takes minutes: set RESIL_SOAK=1"),
+)
 pytestmark = pytest.mark.usefixtures("workers_here")
 
 
@@ -169,23 +175,38 @@ def test_of_several_saves_in_flight_a_slow_one_never_replaces_a_newer_one(tmp_pa
         assert launch.each(lambda store: store.latest())[1].step == 300
 
 
-def test_a_part_of_a_restarted_process_is_not_committed_by_the_child_of_the_killed_one(tmp_path: Path) -> None:
+def test_a_part_of_a_restarted_process_is_not_committed_by_the_child_of_the_killed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both have the attempt and the number, and so the name, of the part."""
     launch = Launch(tmp_path / "ckpt")
     (old,) = launch.parts(100)
-    restarted = Launch(tmp_path / "ckpt")
-    (new,) = restarted.parts(100)
-    assert new.path == old.path
+    restarted: list[Launch] = []
+
+    def restart(content: object) -> None:
+        """In the middle of the commit."""
+        restarted.append(Launch(tmp_path / "ckpt"))
+        (new,) = restarted[0].parts(100)
+        assert new.path == old.path
+
+    monkeypatch.setattr("resilience.checkpoints.commit.check_content", restart)
     old.written(None)
     assert "taken away" in fails(old)[0]
-    assert restarted.stores[0].latest() is None
+    assert restarted[0].stores[0].latest() is None
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 2000), marks=soak)], ids=["some", "many"])
 def test_whatever_happens_all_ranks_see_the_same_end_and_the_store_has_whole_checkpoints_only(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seeds: range
 ) -> None:
-    """Random orders of writing, failing, leaving, looking and being cut off, over saves in flight."""
+    """Random orders of writing, failing, looking and being cut off, over saves in flight."""
+    for seed in seeds:
+        (tmp_path / str(seed)).mkdir()
+        _save_at_random(tmp_path / str(seed), seed)
+        shutil.rmtree(tmp_path / str(seed))
+
+
+def _save_at_random(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     world = draw.choice([1, 2, 3])
     launch = Launch(tmp_path / "ckpt", world, nodes=draw.choice([1, world]), latest=100)
