@@ -24,7 +24,6 @@ from resilience.quantities import format_duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
     from typing import Any
 
@@ -32,6 +31,7 @@ QUIET_S = 300.0
 """What changed within this time may still be written: by a slow rank, or to a slow file server."""
 PATTERNS = {"latest_checkpointed_iteration.txt": "iter_{step:07d}", "latest": "global_step{step}"}
 """How Megatron and DeepSpeed name what their trackers point to (`pattern` overrides)."""
+_FIELDS = ("run", "attempt", "label", "world", "layout", "started_at", "stall_s", "metrics")
 _HF_FIRST, _HF_LAST = "training_args.bin", "trainer_state.json"
 """The Trainer of transformers writes one with the model, and the other when rank 0 has saved everything else."""
 
@@ -149,23 +149,15 @@ def why_not(store: StoreDirectory, name: str, step: int, tracker: str, tracked: 
         return str(error)
 
 
-def seal(
-    store: StoreDirectory,
-    name: str,
-    step: int,
-    *,
-    run: str = "",
-    attempt: int = 0,
-    label: str = "",
-    metrics: Mapping[str, float] | None = None,
-) -> Checkpoint:
+def seal(store: StoreDirectory, name: str, step: int, **fields: Any) -> Checkpoint:
     """Write a framework's checkpoint to disk, digest it, and seal it; return it. An earlier seal is replaced.
 
     Args:
         store: the directory of checkpoints.
         name: a directory or a file in it.
         step: number of completed steps.
-        run, attempt, label, metrics: see `Manifest`.
+        **fields: of the manifest, as known: run, attempt, label, world, layout, metrics; and started_at, stall_s if it
+            is sealed as part of its save.
 
     Raises:
         CheckpointError: it is not complete, or changed meanwhile (transient). Nothing was written.
@@ -186,16 +178,10 @@ def seal(
     if _content(path) != before:
         raise CheckpointError(f"{path} changed while it was read", hint="seal it once it is complete", transient=True)
     sync_directory(store.path)
+    now = time.time()
     manifest = Manifest(
-        token=new_token(),
-        step=step,
-        algorithm=algorithm,
-        files=files,
-        run=run,
-        attempt=attempt,
-        label=label,
-        durable_at=min(before.changed_at, time.time()),
-        metrics=dict(metrics or {}),
+        **fields | {"token": new_token(), "step": step, "algorithm": algorithm, "files": files},
+        durable_at=now if fields.get("started_at") else min(before.changed_at, now),
         directories=len(before.directories),
     )
     checkpoint = Checkpoint(store.path, name, step, seal_name(step, name))
@@ -208,9 +194,9 @@ def seal(
 
 
 def seal_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Do a job of the worker: `store`, `name`, `step`, and of the manifest `run`, `attempt`, `label`, `metrics`."""
+    """Do a job of the worker: `store`, `name`, `step`, and the fields of the manifest that are known."""
     store = StoreDirectory.create(job["store"], job.get("run", ""))
-    fields = {key: job[key] for key in ("run", "attempt", "label", "metrics") if key in job}
+    fields = {key: job[key] for key in _FIELDS if key in job}
     manifest = seal(store, job["name"], job["step"], **fields).manifest()
     return {"name": job["name"], "bytes": manifest.size_bytes, "inodes": manifest.inodes}
 

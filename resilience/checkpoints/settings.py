@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from resilience.checkpoints.names import Pattern
+from resilience.checkpoints.names import Pattern, parse_committed
 from resilience.checkpoints.retention import Best, Policy
 from resilience.errors import ResilError, SettingsError
 from resilience.layout import CHECKPOINTS_PREFIX
@@ -64,8 +64,11 @@ class CheckpointSettings:
         for name, most in _MOST.items():
             if not 0 <= getattr(self, name) <= most:  # NaN included
                 raise SettingsError(f"{name} = {getattr(self, name):g} is out of range", hint=f"0 to {most:g}")
-        if self.pattern:
-            Pattern(self.pattern)
+        if self.pattern and parse_committed(Pattern(self.pattern).name_of(1)) is not None:
+            raise SettingsError(
+                f"pattern = {self.pattern!r} names checkpoints as a Store does",
+                hint="use guard.saving(), or let the framework name them otherwise",
+            )
         if "/" in self.tracker or self.tracker in (".", ".."):
             raise SettingsError(
                 f"tracker = {self.tracker!r} is not the name of a file in the directory of checkpoints",

@@ -62,7 +62,7 @@ def ckpt_group() -> None:
 
 @app.command("list", epilog="Examples: resil ckpt list; resil ckpt list --store /scratch/gpt/ckpt --json")
 def list_checkpoints(store: StoreOption = None, as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """List the checkpoints, what is being saved, and what was set aside."""
+    """List checkpoints, saves in flight, what was set aside."""
     from resilience.cli.show_ckpt import show_list
 
     with opened(store, config) as found:
@@ -73,7 +73,10 @@ def list_checkpoints(store: StoreOption = None, as_json: JsonOption = False, con
 def show(
     name: NewestArgument = "", store: StoreOption = None, as_json: JsonOption = False, config: ConfigOption = None
 ) -> None:
-    """Show what is known of a checkpoint: who saved it when, what it has, when it was verified."""
+    """Show what is known of a checkpoint.
+
+    When and by which attempt it was saved, its files and metrics, when it was verified; why it was set aside.
+    """
     from resilience.checkpoints.pins import read_pins
     from resilience.cli.show_ckpt import show_checkpoint, show_set_aside
 
@@ -96,8 +99,9 @@ def latest(
     store: StoreOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Print the path of the newest good checkpoint: each file is there, with its size and a complete structure.
+    """Print the path of the newest good checkpoint.
 
+    Each of its files is there, with its size and a complete structure; with --verified, each byte is the committed one.
     Exit codes: 1: there is none yet. 4: there were some, and none is good. 75: it could not be looked at.
     """
     with opened(store, config, must_exist=False, reads=verified) as found:
@@ -220,7 +224,9 @@ def verify(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Verify checkpoints: each file is there, with its size and a complete structure; with --deep, each byte.
+    """Verify checkpoints, by default the newest.
+
+    Each file is there, with its size and a complete structure; with --deep, each byte is the committed one.
 
     Exit codes: 1: one is damaged, or COMMAND failed. 75: one could not be looked at.
     """
@@ -285,7 +291,7 @@ def _look(
 
 @app.command(epilog="Examples: resil ckpt pin 41200 --why 'the one of the paper'")
 def pin(name: NameArgument, why: WhyOption = "", store: StoreOption = None, config: ConfigOption = None) -> None:
-    """Keep a checkpoint whatever the retention settings say."""
+    """Keep a checkpoint whatever the rules say."""
     from resilience.checkpoints import pins
 
     with opened(store, config, name) as found:
@@ -296,7 +302,7 @@ def pin(name: NameArgument, why: WhyOption = "", store: StoreOption = None, conf
 
 @app.command(epilog="Examples: resil ckpt unpin 41200")
 def unpin(name: NameArgument, store: StoreOption = None, config: ConfigOption = None) -> None:
-    """Leave a checkpoint to the retention settings again."""
+    """Leave a checkpoint to the rules again."""
     from resilience.checkpoints import pins
 
     with opened(store, config, name) as found:
@@ -309,7 +315,10 @@ def unpin(name: NameArgument, store: StoreOption = None, config: ConfigOption = 
     epilog="Examples: resil ckpt quarantine 41200 --why 'the loss explodes from here'; resil ckpt restore 41200"
 )
 def quarantine(name: NameArgument, why: WhyOption = "", store: StoreOption = None, config: ConfigOption = None) -> None:
-    """Set a checkpoint aside: nothing resumes from it, and nothing deletes it."""
+    """Set a checkpoint aside.
+
+    Nothing resumes from it, and nothing deletes it, until `resil ckpt restore`.
+    """
     from resilience.checkpoints.quarantine import set_aside
     from resilience.checkpoints.verified import read_verified
 
@@ -335,7 +344,7 @@ def restore(
     store: StoreOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Take a checkpoint back that was set aside. The next verification judges it again."""
+    """Take back a checkpoint that was set aside."""
     from resilience.checkpoints.names import committed_name
     from resilience.checkpoints.quarantine import restore as take_back
 
@@ -356,8 +365,9 @@ def prune(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Delete the checkpoints that no retention setting keeps. The newest two are read first, and must be good.
+    """Delete the checkpoints that no rule keeps.
 
+    The rules are those of [checkpoints] in resil.toml. The newest two are read first, and must be good.
     Always stay: the newest two that verify, all newer ones, pinned ones, labelled ones, and the one last resumed from.
     """
     from resilience.checkpoints.prune import run
@@ -410,9 +420,10 @@ def adopt(
     store: StoreOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Seal checkpoints that a framework saved under its own names: digests are recorded, and what is sealed is listed.
+    """Seal what a framework saved under its own names.
 
-    Only what is complete is sealed: what the tracker names, or what has not changed for 5 min and is whole.
+    A seal records the digests; what has none is no checkpoint. Only what is complete is sealed: what the tracker names,
+    or what has not changed for 5 min and is whole.
     """
     from resilience.checkpoints.adopt import Found, find_new, pattern_of, tracked_step, why_not
 

@@ -99,6 +99,8 @@ def show_set_aside(store: StoreDirectory, name: str, *, as_json: bool) -> None:
     when = f", {iso_time(float(at))[:16].replace('T', ' ')}" if isinstance(at, int | float) else ""
     print(f"{clean(name)}  set aside by {clean(str(why.get('who') or 'resil'))}{when}")
     print(f"  {clean(_why(why))}")
+    if "file" in why:
+        print(clean(f"  {why['file']}: expected {why.get('expected')}, found {why.get('found')}"))
     print(f"  take it back: resil ckpt restore {quoted(name)}")
 
 
@@ -153,11 +155,9 @@ def ago(at: float, now: float) -> str:
 
 
 def _describe(verified: Verified | None, now: float) -> str:
-    if verified is None:
-        return "no"
-    if verified.fault is not None:
+    if verified is not None and verified.fault is not None:
         return f"damaged: {verified.fault}"
-    return ago(verified.at, now) + ("" if verified.level == "digest" else f" ({verified.level} only)")
+    return ago(verified.at, now) if verified is not None and verified.level == "digest" else "no"
 
 
 def _facts(row: Row, now: float) -> Iterator[tuple[str, str]]:
@@ -186,6 +186,6 @@ def _facts(row: Row, now: float) -> Iterator[tuple[str, str]]:
     yield "size", f"{size} in {plural(len(manifest.files), 'file')}, digests by {manifest.algorithm}"
     for entry in sorted(manifest.files, key=lambda one: -one.size)[:NAMES_SHOWN]:
         yield "", f"{format_bytes(entry.size)}  {entry.path or row.checkpoint.name}"
-    yield "verified", _describe(row.verified, now) or "no"
+    yield "verified", _describe(row.verified, now)
     if row.pin is not None:
         yield "pinned", f"{row.pin.why or 'no reason given'}{f', by {row.pin.who}' if row.pin.who else ''}"

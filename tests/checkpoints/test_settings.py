@@ -38,6 +38,7 @@ def test_the_best_ones_are_named_by_a_table_or_a_text(best: Any) -> None:
      ("within", float("nan"), "nan", "0 to"), ("best", {"metrics": "loss"}, "best = {'metrics'", "metric ="),
      ("best", "loss 0", "best = 'loss 0'", ""), ("best", {"metric": "loss", "mode": "small"}, "'small'", "min or max"),
      ("manage", "perhaps", "manage = 'perhaps'", "true or false"), ("pattern", "ckpt", "does not name", "{step}"),
+     ("pattern", "step-{step:08d}", "as a Store does", "saving()"),
      ("tracker", "a/latest", "not the name of a file", "latest_checkpointed_iteration.txt"),
      ("path", "$SCRATCH/x", "variables are not expanded", "write the path out"),
      ("path", "a\nb", "", "checkpoints"), ("latest", 0, "would keep no checkpoint", "latest = 2"),

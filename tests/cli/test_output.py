@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -13,10 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.cli.output import DEADLINE_S, clean, handled, paint, patience, print_json, table, warn_of_dead_letters
+from resilience.cli.output import (
+    DEADLINE_S,
+    clean,
+    handled,
+    paint,
+    patience,
+    print_json,
+    reading,
+    table,
+    warn_of_dead_letters,
+)
 from tests.alerts.stand_in import an_alert
 from tests.lab.fakes import NOW, make_project
 from tests.lab.hung import hung_directory
+from tests.lab.waiting import until
 
 HOSTILE = "a\x1b[2J\x9b31m\r\n\t\x00\x7f\u202e\u2028\udcff\U000e0001é漢"
 
@@ -90,6 +102,24 @@ def test_somebody_who_waits_is_told_once_and_nobody_else(capsys: pytest.CaptureF
 
 
 FOLDER = Path(".resil") / ".alerts" / "dead"
+
+
+def test_a_person_sees_how_much_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    (tmp_path / "model").write_bytes(bytes(2**20))
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with reading("reading step-5", 2**21, every_s=0.01):
+        (tmp_path / "model").read_bytes()
+        until(lambda: "reading step-5: 50 % of 2.0 MiB" in screen.getvalue(), what="the progress", timeout_s=10)
+    assert screen.getvalue().endswith("\r\x1b[K"), "nothing is left of it"
+    monkeypatch.setattr(sys, "stderr", screen := io.StringIO())  # type: ignore[assignment]
+    with reading("reading step-5", 2**21, every_s=0.01):
+        time.sleep(0.05)
+    assert screen.getvalue() == "", "no terminal"
 
 
 def test_nothing_is_said_where_nothing_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
