@@ -212,7 +212,7 @@ class Look:
 
     def _record(self, checkpoint: Checkpoint, verification: Verification, is_read: bool) -> None:
         """Record which checkpoint this start loads, and that all of it was read."""
-        self._ranks.event("checkpoint_chosen", name=checkpoint.name, step=checkpoint.step, is_read=is_read)
+        self._ranks.event("checkpoint_chosen", name=checkpoint.name, is_read=is_read)
         if self._reads_only:
             return
         try:
