@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from resilience.errors import QuantityError
@@ -42,6 +43,9 @@ class Every:
     is_auto: bool = False
 
 
+AUTO = Every(is_auto=True)
+
+
 def parse_every(text: str) -> Every:
     """Return the value of `every`. For instance, `500 steps`, `30 min`, `auto`; an empty text gives `Every()`.
 
@@ -49,7 +53,7 @@ def parse_every(text: str) -> Every:
     """
     word = text.strip().lower()
     if word in ("", "auto"):
-        return Every(is_auto=bool(word))
+        return AUTO if word else Every()
     match = re.fullmatch(r"(?a)(\d{1,10})\s*steps?", word)
     try:
         found = Every(steps=int(match[1])) if match else Every(seconds=parse_duration_s(word))
@@ -87,16 +91,36 @@ class Mtbf:
 
     def __str__(self) -> str:
         """Return for instance `one failure in 8 h 20 min (3 in 1 d 1 h; 95 %: 2 h 51 min to 1 d 16 h)`."""
+        if self.estimate_s is None and not self.observed_s:
+            return "failures are unknown"
         if self.estimate_s is None:
             seen = f"no failure in {format_duration(round(self.observed_s))}"
             return f"{seen} (95 %: at most one in {format_duration(round(self.low_s))})"
         if self.estimate_s == math.inf:
-            return "no failure, ever"
+            return "failures are impossible"
         rate = f"one failure in {format_duration(round(self.estimate_s))}"
         if self.failures is None:
             return rate
         bounds = f"{format_duration(round(self.low_s))} to {format_duration(round(self.high_s))}"
         return f"{rate} ({self.failures} in {format_duration(round(self.observed_s))}; 95 %: {bounds})"
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """How an attempt of the run ended: after `seconds`, and whether a failure ended it."""
+
+    seconds: float
+    is_failure: bool
+
+
+def mtbf_of_run(attempts: Iterable[Past], restart_s: float) -> Mtbf:
+    """Return that of a run from its attempts, the current one included.
+
+    A failure before the first step, `restart_s` after the start, has destroyed no work and does not count.
+    """
+    known = list(attempts)
+    failures = sum(one.is_failure and one.seconds > restart_s for one in known)
+    return measured_mtbf(failures, sum(one.seconds for one in known))
 
 
 def known_mtbf(seconds: float) -> Mtbf:
@@ -275,9 +299,9 @@ def _unmeasured(redo_max_s: float) -> Cadence:
 def _reason(bound: str, costs: Costs, mtbf: Mtbf, overhead: float, redo_max_s: float) -> str:
     stall, durable = (format_duration(round(seconds, 1)) for seconds in (costs.stall_s, costs.durable_s))
     if bound == "optimum":
-        return f"a save stalls the training for {stall}, and there is {mtbf}: Daly's optimum"
+        return f"a save stalls the training for {stall}, {mtbf}: Daly's optimum"
     if bound == "overhead":
-        return f"a save stalls the training for {stall}: at most {100 * overhead:g} % of the time; there is {mtbf}"
+        return f"a save stalls the training for {stall}: at most {100 * overhead:g} % of the time; {mtbf}"
     if bound == "in_flight":
         return f"a save takes {durable} until it is durable, and at most {costs.in_flight} may be in flight"
     if bound == "redo_max":
@@ -296,7 +320,8 @@ class Loss:
         overhead: the share of the time in which the training waits for saves.
         redo_s: the work that a failure destroys, on average.
         most_redo_s: and at most.
-        lost: the share of the time that is not new work: saves, redone work and restarts; 1 if nothing is ever done.
+        lost: the share of the time that is not new work: saves, redone work and restarts; 1 if nothing is ever done,
+            not a number if nothing is known of failures.
     """
 
     overhead: float
@@ -314,11 +339,11 @@ def loss_of(interval_s: float, costs: Costs, mtbf_s: float) -> Loss:
     train_s = max(interval_s - costs.stall_s, 1e-9)
     overhead = costs.stall_s / interval_s
     redo_s = interval_s / 2 + costs.lag_s
-    if mtbf_s == math.inf:
-        return Loss(overhead=overhead, redo_s=redo_s, most_redo_s=interval_s + costs.durable_s, lost=overhead)
     try:
         failing = math.exp((costs.restart_s + costs.lag_s) / mtbf_s) * math.expm1(interval_s / mtbf_s)
-        useful = train_s / (mtbf_s * failing)
-    except (OverflowError, ZeroDivisionError):
+        useful = train_s / (mtbf_s * failing) if mtbf_s < math.inf else 1 - overhead
+    except OverflowError:
         useful = 0.0
+    except ZeroDivisionError:
+        useful = math.nan
     return Loss(overhead=overhead, redo_s=redo_s, most_redo_s=interval_s + costs.durable_s, lost=1 - useful)

@@ -133,7 +133,7 @@ def test_without_a_failure_saves_take_what_the_overhead_allows() -> None:
     cadence = decide(costs(7.0), NONE_YET)
     assert cadence.bound == "overhead"
     assert (cadence.interval_s - 7.0) * OVERHEAD == pytest.approx(7.0)
-    assert "3.5 %" in cadence.reason and "no failure" in cadence.reason
+    assert "3.5 %" in cadence.reason and "failures are unknown" in cadence.reason
 
 
 def test_a_long_time_without_a_failure_makes_saves_rarer_than_the_overhead_allows() -> None:

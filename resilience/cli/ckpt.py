@@ -17,6 +17,7 @@ import typer
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.names import Pattern
 from resilience.checkpoints.settings import CheckpointSettings
+from resilience.cli import ckpt_plan
 from resilience.cli.open_store import (
     NameArgument,
     NamesArgument,
@@ -487,3 +488,6 @@ def _step_of(name: str, pattern: str) -> int:
             f"the name {name!r} does not say the step", hint=f"give it: resil ckpt adopt {quoted(name)} --step 500"
         )
     return int(numbers[0]) if step is None else step
+
+
+app.command("plan", epilog=ckpt_plan.EPILOG)(ckpt_plan.plan)

@@ -120,7 +120,7 @@ class GuardRuntime:
         self._stops = EarlierStops(place)
         self._start: Decision | None = None
         self.exit = ForcedExit(place, settings, self._recorder, self._writer.write_now, loop.is_unsaved)
-        built_in = built_in_triggers(place, settings, self._recorder, self._timer)
+        built_in = built_in_triggers(place, settings, self._recorder, self._timer, gate)
         learners: Any = {name_of(one): one for one in built_in if hasattr(one, "restore")}
         self._learned = Learned(place, settings, self._recorder, self._timer, self._loss, self._grad_norm, learners)
         self.store: ConnectedStore | None = None

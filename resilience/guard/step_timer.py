@@ -47,6 +47,7 @@ class StepTimer:
 
     Attributes:
         is_restored: whether durations of an earlier job were restored.
+        last_save_began: when the training began to wait for the newest save (monotonic seconds); minus infinity before.
     """
 
     def __init__(self) -> None:
@@ -67,6 +68,7 @@ class StepTimer:
         self._left_out_at_sample = 0.0
         self._save_began: float | None = None
         self.is_restored = False
+        self.last_save_began = -math.inf
 
     def sample(self, now: float, position: tuple[int, int], cpu_s: float | None = None) -> None:
         """Take a sample: at `now` (monotonic seconds) the training is at `position` (steps, polls).
@@ -98,7 +100,12 @@ class StepTimer:
     def save_began(self, now: float) -> None:
         """Record the start of a save in the training thread, at `now` (monotonic seconds): not part of the step."""
         with self._lock:
-            self._save_began = now
+            self._save_began = self.last_save_began = now
+
+    @property
+    def is_starting(self) -> bool:
+        """Return whether no step has completed since the start, or since `resumed`."""
+        return self._is_starting or self._position is None
 
     @property
     def is_saving(self) -> bool:
@@ -143,7 +150,7 @@ class StepTimer:
     def slowest_step_s(self) -> float | None:
         """Return the slowest recent gap, including the current unfinished one; None before the first step."""
         with self._lock:
-            if self._is_starting or self._position is None:
+            if self.is_starting:
                 return None
             unfinished = self._gap(self._sampled)
             return max(unfinished, self._gaps[0][0]) if self._gaps else unfinished
@@ -165,6 +172,12 @@ class StepTimer:
         """Return the longest recent wait of the training for a save; None if no save was measured yet."""
         with self._lock:
             return max(self._stalls, default=None)
+
+    @property
+    def usual_stall_s(self) -> float | None:
+        """Return the median of the recent waits of the training for a save; None if no save was measured yet."""
+        with self._lock:
+            return sorted(self._stalls)[len(self._stalls) // 2] if self._stalls else None
 
     def learned(self, now: float) -> dict[str, list[Any]]:
         """Return the durations remembered at `now`, in JSON types, for `restore` in another process."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from resilience.guard.decision import Trigger
+    from resilience.guard.gate import Gate
     from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
@@ -12,7 +13,13 @@ if TYPE_CHECKING:
 
 
 def built_in_triggers(
-    place: RankInfo, settings: GuardSettings, recorder: Recorder, timer: StepTimer, *, without_rank_0: bool = False
+    place: RankInfo,
+    settings: GuardSettings,
+    recorder: Recorder,
+    timer: StepTimer,
+    gate: Gate | None = None,
+    *,
+    without_rank_0: bool = False,
 ) -> list[Trigger]:
     """Return the enabled triggers that apply to this process; import only their modules.
 
@@ -56,4 +63,8 @@ def built_in_triggers(
         from resilience.guard.triggers.gpu_memory import GpuMemory
 
         found.append(GpuMemory(place, settings, recorder))
+    if settings.every and gate is not None:
+        from resilience.guard.triggers.cadence import CadenceTrigger
+
+        found.append(CadenceTrigger(place, settings, recorder, timer, gate))
     return found

@@ -25,14 +25,16 @@ from tests.system.people import needs_root
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "guard.md"
 OF_A_RUN = ["finished", "stop", "superseded", "kill", "save", "cron"]
-OF_EVERY_JOB = ["walltime", "host_memory", "shared_memory", "gpu_memory"]
+OF_EVERY_JOB = ["walltime", "host_memory", "shared_memory", "gpu_memory", "cadence"]
+EVERY: dict[str, Any] = {"every": "auto"}
+"""Off by default: the training decides when to save."""
 ASKED_BY_THE_STEP = {Signals.name, Loss.name, GradNorm.name}
 """The guard has them always; what switches them off makes them ask for nothing."""
 
 
 def names(place: RankInfo, settings: GuardSettings | None = None, *, asked: bool = False) -> list[str]:
     recorder = Recorder(place, lambda text: None)
-    triggers = built_in_triggers(place, settings or GuardSettings(), recorder, StepTimer())
+    triggers = built_in_triggers(place, settings or GuardSettings(**EVERY), recorder, StepTimer(), Gate())
     return [name_of(trigger) for trigger in triggers if not asked or is_polled_on(trigger, place)]
 
 
@@ -92,7 +94,7 @@ def test_the_page_names_every_trigger_and_no_other(tmp_path: Path) -> None:
 def test_what_the_page_says_switches_off_that_and_nothing_else(tmp_path: Path, name: str, setting: str) -> None:
     place = in_a_run(tmp_path)
     gone = {row for row, by in SWITCHED_OFF if by == setting} - ASKED_BY_THE_STEP
-    left = names(place, read_settings({}, **tomllib.loads(setting)))
+    left = names(place, read_settings({}, **EVERY | tomllib.loads(setting)))
     assert left == [kept for kept in names(place) if kept not in gone]
     assert name not in left
 
