@@ -87,7 +87,7 @@ class Part:
         name: str,
         manifest: Mapping[str, Any],
         *,
-        is_sealed: bool = False,
+        sealed: str = "",
         reuse: bool = False,
         on_commit: Callable[[dict[str, Any]], None] = lambda committed: None,
     ) -> None:
@@ -96,19 +96,19 @@ class Part:
         Args:
             store: the directory of checkpoints.
             ranks: of the training.
-            name: of the part's directory; or of what the framework writes, which keeps this name.
+            name: of the part's directory; reports of the ranks carry it.
             manifest: fields of the manifest: step, algorithm, label, metrics ...
-            is_sealed: whether a framework names it: it is sealed, instead of committed, and never discarded.
+            sealed: the name that a framework gives it: then it is sealed instead of committed, and never discarded.
             reuse: whether files that have not changed since the previous checkpoint may be stored once.
             on_commit: called on rank 0 with what the child returned.
         """
-        self.path = Path(store.path, name)
+        self.path = Path(store.path, sealed or name)
         self.step = int(manifest["step"])
         self.is_first = ranks.is_first
         self.stall_s: float | None = None
         self._store, self._ranks, self._name = store, ranks, name
         self._manifest, self._reuse, self._on_commit = dict(manifest), reuse, on_commit
-        self._is_sealed = is_sealed
+        self._sealed = sealed
         self._phase = WRITING
         self._worker: Worker | None = None
         self._faults: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class Part:
 
     def create(self) -> None:
         """Create the directory, if no other rank has. Raise CheckpointError, which all ranks are told."""
-        if self._is_sealed:
+        if self._sealed:
             return
         try:
             self.path.mkdir(exist_ok=True)
@@ -154,7 +154,7 @@ class Part:
                     self._is_settled = True
                     return True
                 else:
-                    is_shared = self._phase == WRITTEN and self._ranks.nodes > 1 and not self._is_sealed
+                    is_shared = self._phase == WRITTEN and self._ranks.nodes > 1 and not self._sealed
                     self._enter(SHARE if is_shared else COMMIT)
                     self._begin_work()
             if self._phase == WRITING or (self.is_first and not self._discard()):
@@ -189,7 +189,7 @@ class Part:
             from resilience.checkpoints.trash import discard
 
             with contextlib.suppress(OSError):
-                if not self._is_sealed:
+                if not self._sealed:
                     discard(self._store, self._name)
             self._is_settled = True
         return self._is_settled
@@ -211,8 +211,8 @@ class Part:
         ranks = self._ranks
         if self._phase == SHARE and ranks.is_first_of_node:
             job = {"do": "share", "node": ranks.node, "nodes": ranks.nodes, "algorithm": self._manifest["algorithm"]}
-        elif self._phase == COMMIT and ranks.is_first and self._is_sealed:
-            job = {"do": "seal", "name": self._name, "attempt": ranks.attempt, **self._manifest}
+        elif self._phase == COMMIT and ranks.is_first and self._sealed:
+            job = {"do": "seal", "name": self._sealed, "attempt": ranks.attempt, **self._manifest}
         elif self._phase == COMMIT and ranks.is_first:
             fields = {**self._manifest, "stall_s": self.stall_s}
             job = {"do": "commit", "nodes": ranks.nodes, "fields": fields, "reuse": self._reuse}

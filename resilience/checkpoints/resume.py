@@ -146,7 +146,7 @@ class Look:
         if "none_good" in proposal:
             raise NoGoodCheckpoint(
                 f"there were checkpoints in {self._store.path}, and none is good: {proposal['none_good']}",
-                hint="to begin anew, use another directory; the reasons: resil ckpt list",
+                hint="to begin anew, use a new run with a directory of its own; the reasons: resil ckpt list",
             )
         return Choice(None)
 

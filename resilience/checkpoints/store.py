@@ -22,7 +22,7 @@ import time
 from resilience.base.files import read_regular, replace_file
 from resilience.base.mounts import current_mounts, mount_of
 from resilience.checkpoints.directory import StoreDirectory
-from resilience.checkpoints.names import Pattern, part_name
+from resilience.checkpoints.names import part_name
 from resilience.checkpoints.part import Part
 from resilience.errors import CheckpointError
 
@@ -199,8 +199,8 @@ class Store:
     def begin_save(self, step: int, *, save: int, label: str = "", metrics: Mapping[str, float] | None = None) -> Part:
         """Return the part into which this rank writes save number `save` of this step, a number equal on all ranks.
 
-        With a `pattern`, the framework writes under its own name, and the commit seals what has that name. Raise
-        CheckpointError if the directory is gone, or cannot be written.
+        With a `pattern` or `tracker`, the framework writes under its own name, and the commit seals what has that name.
+        Raise CheckpointError if the directory is gone, or cannot be written.
         """
         ranks = self._ranks
         if ranks is None:
@@ -211,14 +211,12 @@ class Store:
             "step": step, "algorithm": session["algorithm"], "run": ranks.run, "label": label, "world": ranks.world,
             "metrics": {name: float(value) for name, value in (metrics or {}).items()}, "started_at": time.time(),
         }  # fmt: skip
-        pattern = self.settings.pattern
-        name = Pattern(pattern).name_of(step) if pattern else part_name(step, ranks.attempt, save)
         part = Part(
             self._directory,
             ranks,
-            name,
+            part_name(step, ranks.attempt, save),
             manifest,
-            is_sealed=bool(pattern),
+            sealed=self._sealed_name(step),
             reuse=self.settings.reuse,
             on_commit=self._committed,
         )
@@ -227,10 +225,18 @@ class Store:
         except CheckpointError as error:
             part.written(error)
             raise
-        part.create()
         if ranks.is_first:
             self._parts.append(part)
+        part.create()
         return part
+
+    def _sealed_name(self, step: int) -> str:
+        """Return how the framework names the checkpoint of a step; empty if the store does."""
+        if not (self.settings.pattern or self.settings.tracker):
+            return ""
+        from resilience.checkpoints.adopt import pattern_of
+
+        return pattern_of(self.settings.pattern, self.settings.tracker).name_of(step)
 
     def loaded(self, step: int) -> None:
         """Note that the training got past loading its checkpoint."""
@@ -285,7 +291,7 @@ class Store:
         if not record.get("committed"):
             return ""
         which = "there" if record.get("id") == ident else f"in {record.get('path')}"
-        return f"this run has committed some {which}, as {os.path.join(self._run_dir, RECORD)} says"
+        return f"this run has committed some {which} (if not any more, remove {os.path.join(self._run_dir, RECORD)})"
 
     def _mount(self) -> str:
         mount = mount_of(self.path, current_mounts())

@@ -140,6 +140,8 @@ def test_a_save_under_the_name_of_a_framework_is_sealed_and_a_failed_one_stays(t
         part.written(None)
     commit(*parts)
     assert launch.each(lambda store: store.latest_path()) == [str(tmp_path / "ckpt" / "checkpoint-500")] * 2
+    launch.save(500, save=2)  # again, after a step back: sealed anew
+    assert len(launch.stores[0]._directory.find(500).manifest().files) == 4
     (part, other) = [store.begin_save(600, save=1) for store in launch.stores]
     part.path.mkdir()
     part.written(OSError(28, "No space left on device"))
@@ -147,6 +149,11 @@ def test_a_save_under_the_name_of_a_framework_is_sealed_and_a_failed_one_stays(t
     assert fails(part, other) == ["rank 0: No space left on device"] * 2
     assert names(tmp_path / "ckpt") == ["checkpoint-500", "checkpoint-600"]
     assert launch.each(lambda store: store.latest())[0].step == 500
+
+
+def test_with_a_tracker_the_names_are_those_of_its_framework(tmp_path: Path) -> None:
+    launch = Launch(tmp_path / "ckpt", tracker="latest_checkpointed_iteration.txt")
+    assert launch.stores[0].begin_save(500, save=1).path == tmp_path / "ckpt" / "iter_0000500"
 
 
 def test_a_damaged_one_of_a_framework_is_passed_over_and_set_aside_only_if_managed(tmp_path: Path) -> None:
