@@ -74,9 +74,12 @@ class Request:
         rank: the requesting rank; set by the guard.
         step: the step at which the state of the training was found ruined, and `since`: the last one at which it was
             not; 0 if unknown or if it is not ruined. Told to the next attempt.
+        at: the step after which to save, a few seconds ahead: the decision does not come earlier, unless a stop comes
+            with it, and later only if a rank has passed that step. 0: as soon as possible. A stop that is requested
+            once the ranks have agreed on `at` waits for that step too.
     """
 
-    __slots__ = ("discard", "exit_code", "label", "rank", "save", "since", "step", "stop", "trigger", "why")
+    __slots__ = ("at", "discard", "exit_code", "label", "rank", "save", "since", "step", "stop", "trigger", "why")
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class Request:
         rank: int = 0,
         step: int = 0,
         since: int = 0,
+        at: int = 0,
     ) -> None:
         self.trigger = trigger
         self.why = why
@@ -102,6 +106,7 @@ class Request:
         self.rank = rank
         self.step = step
         self.since = since
+        self.at = at
 
     def __repr__(self) -> str:
         return f"Request({self.trigger}: {_describe_action(self) or 'nothing'}, because {self.why})"
@@ -120,7 +125,7 @@ class Request:
     def from_dict(cls, fields: Mapping[str, Any]) -> Request:
         """Return the request of an `as_dict` record. Raise ValueError for other input, which comes from the network."""
         types = {"trigger": str, "why": str, "save": bool, "stop": bool, "label": str, "discard": bool}
-        types |= {"exit_code": int, "rank": int, "step": int, "since": int}
+        types |= {"exit_code": int, "rank": int, "step": int, "since": int, "at": int}
         if set(fields) != set(types) or any(type(fields[name]) is not kind for name, kind in types.items()):
             raise ValueError(f"not a request: {sorted(fields)}")
         return cls(**fields)
@@ -202,6 +207,17 @@ class Decision:
 
 def _describe_action(action: Request | Decision) -> str:
     return " and ".join(word for word in ("save", "stop") if getattr(action, word))
+
+
+def wanted_step(requests: Iterable[Request]) -> int:
+    """Return the step before which these requests are not to be decided; 0: now. A stop does not wait."""
+    requests = list(requests)
+    return 0 if any(request.stop for request in requests) else max((request.at for request in requests), default=0)
+
+
+def without_wish(request: Request) -> Request:
+    """Return a request without its `at`: the training has gone on from another step."""
+    return Request(**{**request.as_dict(), "at": 0}) if request.at else request
 
 
 CONTINUE = Decision()

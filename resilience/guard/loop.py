@@ -55,6 +55,7 @@ class LoopState:
         self.code = EXIT_ERROR
         self._faults: list[str] = []
         self._failed_save = ""
+        self._settled_began = 0.0
         self._seen: BaseException | None = None
 
     def watch(self) -> None:
@@ -81,9 +82,9 @@ class LoopState:
         return self.decided.exit_code if self.decided is not None and self.has_followed(steps) else EXIT_DONE
 
     @property
-    def in_flight(self) -> SaveBlock | None:
-        """Return the save in flight, or None."""
-        return None if self.saves is None else self.saves.newest
+    def in_flight(self) -> tuple[SaveBlock, ...]:
+        """Return the saves in flight, oldest first."""
+        return () if self.saves is None else self.saves.in_flight
 
     @property
     def hangs(self) -> bool:
@@ -92,7 +93,7 @@ class LoopState:
 
     def is_saving(self) -> bool:
         """Return whether a save is running, in its block or in flight."""
-        return self.block is not None or self.in_flight is not None
+        return self.block is not None or bool(self.in_flight)
 
     def is_unsaved(self) -> bool:
         """Return whether a save is running, is owed, or has failed."""
@@ -114,12 +115,15 @@ class LoopState:
             self.code = EXIT_ERROR if code in (EXIT_DONE, EXIT_STOPPED) else code
         self._faults.append(fault)
 
-    def save_settled(self, step: int, error: BaseException | None) -> None:
-        """Record that the save of a step is durable, or failed with `error`."""
+    def save_settled(self, saving: SaveBlock, error: BaseException | None) -> None:
+        """Record that a save is durable, or failed with `error`. The one that began last counts."""
+        if saving.began < self._settled_began:
+            return
+        self._settled_began = saving.began
         if self.saves is not None and error is None:
             self.saves.has_cut_off = False
         if self.is_watched:
-            why = "" if error is None else f"the save of step {step} is not durable: {describe_error(error)}"
+            why = "" if error is None else f"the save of step {saving.step} is not durable: {describe_error(error)}"
             self._failed_save = why
 
     # ---- the exit of the interpreter --------------------------------------------------------------------------

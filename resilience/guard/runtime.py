@@ -366,7 +366,7 @@ class GuardRuntime:
         if saving.is_in_flight:
             if error is None:
                 self._recorder.event("save_staged", step=saving.step, seconds=round(stall_s, 3))
-            self._timer.in_flight_since(saving.began)
+            self._timer.in_flight_since(min(one.began for one in (saving, *self._loop.in_flight)))
             if saving.decision is not None:
                 saving.number = self.agreement.finish(IN_FLIGHT, 0.0)
 
@@ -374,7 +374,8 @@ class GuardRuntime:
         """Record that a save is durable on this rank, or has failed. Called from any thread."""
         decision, outcome = saving.decision, SAVED if error is None else FAILED
         seconds = time.monotonic() - saving.began
-        self._timer.in_flight_since(None)
+        others = [one.began for one in self._loop.in_flight if one is not saving]
+        self._timer.in_flight_since(min(others, default=None))
         if error is not None:
             self._recorder.event(
                 "save_failed", step=saving.step, seconds=round(seconds, 3), error=describe_error(error)
@@ -511,13 +512,14 @@ class GuardRuntime:
             self._stops.write()
 
     def _request(self, request: Request) -> None:
-        """Request a save or a stop. With `save_overlap = "skip"`, skip a save without a stop while another is in
-        flight."""
-        saving = self._loop.in_flight
+        """Request a save or a stop. With `save_overlap = "skip"`, skip a save without a stop while as many as allowed
+        are in flight."""
+        in_flight = self._loop.in_flight
         is_skipped = request.save and not request.stop and self._settings.save_overlap == "skip"
-        if saving is None or not is_skipped:
+        if len(in_flight) < self._settings.saves_in_flight or not is_skipped:
             self.agreement.request(request)
             return
+        saving = in_flight[-1]
         if self._skipped_for is not saving:
             self._skipped_for = saving
             self._recorder.event("save_skipped", step=self._gate.count, in_flight=saving.step, why=request.why)

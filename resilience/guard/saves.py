@@ -170,7 +170,7 @@ class SaveBlock:
 
 
 class Saves:
-    """The saves in flight, at most one at a time, polled by a thread.
+    """The saves in flight, polled by a thread.
 
     Attributes:
         has_cut_off: whether a save was abandoned and none was durable since: that save may still hang.
@@ -188,8 +188,13 @@ class Saves:
         self.has_cut_off = False
 
     @property
+    def in_flight(self) -> tuple[SaveBlock, ...]:
+        """Return the saves in flight, oldest first."""
+        return tuple(self._in_flight)
+
+    @property
     def newest(self) -> SaveBlock | None:
-        """Return the save in flight, or None."""
+        """Return the save that has begun last of those in flight, or None."""
         in_flight = self._in_flight
         return in_flight[-1] if in_flight else None
 
@@ -207,16 +212,24 @@ class Saves:
                 except RuntimeError:  # the interpreter shuts down (3.12): `wait` polls itself
                     self._thread = None
 
-    def wait(self, wait_s: float, waiting: Callable[[SaveBlock, float], None] = lambda saving, waited_s: None) -> None:
-        """Wait until no save is in flight. A save that is not durable after `wait_s` seconds is cut off and has failed.
+    def wait(
+        self,
+        wait_s: float,
+        waiting: Callable[[SaveBlock, float], None] = lambda saving, waited_s: None,
+        *,
+        leave: int = 0,
+    ) -> None:
+        """Wait until at most `leave` saves are in flight. After `wait_s` seconds the others are cut off, the oldest
+        first, and have failed.
 
-        `waiting` is called every 50 ms with the save and the seconds waited so far.
+        `waiting` is called every 50 ms with the oldest save and the seconds waited so far.
         """
         began = time.monotonic()
         with self._changed:
             self._is_hurried = True
             self._changed.notify_all()
-        while (saving := self.newest) is not None:
+        while len(in_flight := self.in_flight) > leave:
+            saving = in_flight[0]
             waited_s = time.monotonic() - began
             if waited_s >= wait_s:
                 self.has_cut_off = True
@@ -226,7 +239,7 @@ class Saves:
             if self._thread is None:
                 self._poll()
             with self._changed:
-                if self._in_flight:
+                if len(self._in_flight) > leave:
                     self._changed.wait(min(0.05, wait_s - waited_s))
         self._is_hurried = False
 

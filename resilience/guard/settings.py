@@ -66,8 +66,11 @@ class GuardSettings:
             `auto` (from what saves and failures cost). Default: never; the training saves when it wants.
         redo_max: the most work that a failure may destroy, in seconds or as "30m"; `every = "auto"` saves often enough
             for that, unless the file system is too slow. 0: no limit.
-        save_overlap: handling of a requested save without a stop while another save is in flight: wait (the training
-            waits until that one is durable, then saves) or skip (no save; a save switch is retried afterwards).
+        save_overlap: handling of a requested save without a stop while as many saves as allowed are in flight: wait
+            (the training waits until one is durable, then saves) or skip (no save; a save switch is retried
+            afterwards).
+        saves_in_flight: how many saves may be in flight at once. Each needs space for a checkpoint, and memory for a
+            copy of the state where saves are asynchronous.
         loss_nonfinite: action when the loss is NaN or infinite: stop (without a save, exit code 1), save (and
             continue), save_and_stop, report, off.
         loss_nonfinite_in_a_row: number of such losses in a row that triggers the action.
@@ -123,6 +126,7 @@ class GuardSettings:
     every: str = ""
     redo_max: float = _within(0.0, 0.0, 30 * _DAY_S)
     save_overlap: str = _one_of("wait", "skip")
+    saves_in_flight: int = _within(1, 1, 8)
     loss_nonfinite: str = _one_of("stop", "save", "save_and_stop", "report", "off")
     loss_nonfinite_in_a_row: int = _within(1, 1, 10**6)
     loss_spike: str = _one_of("report", "save", "off")

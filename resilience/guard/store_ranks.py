@@ -41,7 +41,8 @@ if TYPE_CHECKING:
             """The guard starts, on every rank, before the decision about the start. Raise CheckpointError to refuse."""
 
         def begin_save(self, step: int, *, save: int, label: str, metrics: Mapping[str, float]) -> Part:
-            """Begin a save after `step`, the `save`-th of that step: the same on every rank."""
+            """Begin a save after `step`, the `save`-th of that step on every rank. Its keys of reports end in
+            `STEP.SAVE`."""
 
         def loaded(self, step: int) -> None:
             """The training goes on from this step: `guard.resumed`, or the first completed step."""
@@ -91,7 +92,7 @@ class ConnectedStore:
                 hint="remove agreement= or RESIL_GUARD=off; over several nodes the ranks need a run directory "
                 "(RESIL_RUN_DIR)",
             )
-        self._store, self._recorder = store, recorder
+        self._store, self._agreement, self._recorder = store, agreement, recorder
         self._saves: dict[int, int] = {}
         self._has_loaded = False
         store.connect(StoreRanks(place, agreement, recorder))
@@ -100,6 +101,7 @@ class ConnectedStore:
         """Return the part of a new save. Ranks count the saves of each step, not all: a rank that was restarted alone
         has made fewer than the others."""
         number = self._saves[step] = self._saves.get(step, 0) + 1
+        self._agreement.begin(f"{step}.{number}")  # the name in the keys of its reports
         return self._store.begin_save(step, save=number, label=label, metrics=metrics)
 
     def loaded(self, step: int) -> None:

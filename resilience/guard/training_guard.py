@@ -509,7 +509,7 @@ class TrainingGuard(Gate):
     # ---- saves --------------------------------------------------------------------------------------------------
 
     def _enter_save(self, saving: SaveBlock) -> SaveBlock | None:
-        """Wait for a save in flight. Return the enclosing block, or None."""
+        """Wait while too many saves are in flight. Return the enclosing block, or None."""
         loop = self._loop
         if loop.block is not None:
             return loop.block
@@ -518,7 +518,7 @@ class TrainingGuard(Gate):
             loop.saves = Saves(self._save_settled)
         loop.block = saving
         self._safely(lambda runtime: runtime.save_entered())
-        self._drain()
+        self._drain(self.settings.saves_in_flight - 1)
         saving.began = time.monotonic()
         try:
             saving.part = None if self._store is None else self._begin_part(saving)
@@ -561,22 +561,22 @@ class TrainingGuard(Gate):
 
     def _save_settled(self, saving: SaveBlock, error: BaseException | None) -> None:
         """Record that a save is durable or has failed. Called from any thread."""
-        self._loop.save_settled(saving.step, error)
+        self._loop.save_settled(saving, error)
         if self._state == RUNNING:
             self._safely(lambda runtime: runtime.save_settled(saving, error))
         elif error is not None and saving.is_in_flight:  # a closed or inert guard has no recorder
             text = f"warning: the save of step {saving.step} is not durable: {describe_error(error)}"
             (self._say or say_on_stderr)(text)
 
-    def _drain(self) -> None:
-        """Wait until the save in flight is durable, or has failed by exceeding the time limit."""
+    def _drain(self, leave: int = 0) -> None:
+        """Wait until at most `leave` saves are in flight: the others are durable, or have exceeded the time limit."""
         saves = self._loop.saves
-        if saves is None or saves.newest is None:
+        if saves is None or len(saves.in_flight) <= leave:
             return
         if self._runtime is None or self._state == INERT:
-            saves.wait(float("inf"))
+            saves.wait(float("inf"), leave=leave)
         else:
-            saves.wait(self._runtime.drain_s(), self._runtime.show_drain)
+            saves.wait(self._runtime.drain_s(), self._runtime.show_drain, leave=leave)
         if saves.has_cut_off and not self._is_at_shutdown:
             # Without a `with` block: Python joins the hung thread before it calls our atexit handler.
             import contextlib

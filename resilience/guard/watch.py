@@ -65,7 +65,7 @@ def to_request(trigger: Trigger, returned: object) -> Request | None:
 
 def _check(request: Request) -> None:
     """Raise TypeError if a field has the wrong type: the request is sent to other ranks as JSON."""
-    types = (("save", bool), ("stop", bool), ("discard", bool), ("label", str), ("exit_code", int))
+    types = (("save", bool), ("stop", bool), ("discard", bool), ("label", str), ("exit_code", int), ("at", int))
     wrong = [name for name, kind in types if type(getattr(request, name)) is not kind]
     if wrong:
         raise TypeError(f"Request({', '.join(f'{name}={getattr(request, name)!r}' for name in wrong)})")

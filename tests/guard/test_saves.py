@@ -213,6 +213,53 @@ def test_an_unsupported_handle_is_an_error_and_so_is_until_outside_of_its_block(
     assert len(events(run, "save_failed")) == 1
 
 
+def test_several_saves_may_be_in_flight_and_the_next_waits_for_any_of_them(run: Path) -> None:
+    futures = [Future[None]() for _ in range(3)]
+    with make_guard(run, saves_in_flight=2) as guard:
+        for future in futures[:2]:
+            guard.step()
+            save(guard, future)
+        assert [saving.step for saving in guard._loop.in_flight] == [1, 2]
+        guard.step()
+        soon(futures[1].set_result, None)
+        save(guard, futures[2])
+        assert [saving.step for saving in guard._loop.in_flight] == [1, 3], "the newer one was faster"
+        futures[0].set_exception(OSError("slow, and late"))
+        futures[2].set_result(None)
+    assert sorted(event["step"] for event in events(run, "save")) == [2, 3]
+    assert guard.exit_code == 0, "a newer one is durable"
+
+
+@pytest.mark.parametrize("order", ["the older first", "the newer first"])
+def test_of_several_in_flight_the_one_that_began_last_decides_whether_the_state_is_saved(run: Path, order: str) -> None:
+    older, newer = Future[None](), Future[None]()
+    with make_guard(run, saves_in_flight=2, say=lambda text: None) as guard:
+        for future in (older, newer):
+            guard.step()
+            save(guard, future)
+        if order == "the older first":
+            older.set_result(None)
+            until(lambda: len(guard._loop.in_flight) == 1)
+        newer.set_exception(OSError("disk full"))
+        until(lambda: guard._loop.in_flight[1:] == () and bool(events(run, "save_failed")))
+        if not older.done():
+            older.set_result(None)
+    assert guard.exit_code == 1
+
+
+@pytest.mark.parametrize(("allowed", "skipped"), [(1, 1), (2, 0)])
+def test_a_save_is_skipped_only_while_as_many_as_allowed_are_in_flight(
+    run: Path, future: Future[None], allowed: int, skipped: int
+) -> None:
+    with make_guard(run, saves_in_flight=allowed, save_overlap="skip", say=lambda text: None) as guard:
+        guard.step()
+        save(guard, future)
+        (run / "switches" / "save").touch()
+        until(lambda: bool(guard.step()) or bool(events(run, "save_skipped")))
+        future.set_result(None)
+    assert len(events(run, "save_skipped")) == skipped
+
+
 # ---- the end ---------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,18 @@ import threading
 
 from resilience.guard.agreement.messages import sendable
 from resilience.guard.agreement.reports import SentReports, answer
-from resilience.guard.decision import CONTINUE, FAILED, IN_FLIGHT, OBEYED, Decision, Request, merge
+from resilience.guard.decision import (
+    CONTINUE,
+    FAILED,
+    IN_FLIGHT,
+    OBEYED,
+    Decision,
+    Request,
+    merge,
+    wanted_step,
+    without_wish,
+)
+from resilience.guard.gate import NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,6 +143,10 @@ class Agreement:
     def saved(self, number: int, outcome: str, seconds: float) -> None:
         """Report that the save in flight with this number is durable on this rank (`saved`), or has `failed`."""
 
+    def begin(self, name: str) -> None:
+        """Take part in what `name` stands for in the keys of reports: a restart of a rank is a fault from now on."""
+        self._reports.begin(name)
+
     def report(self, key: str, *, fault: str = "", text: str = "") -> None:
         """Report to all ranks that this one has done its part of `key`, or failed: once for each key. Never waits."""
         self._reports.add(key, fault, text)
@@ -186,7 +201,7 @@ class SingleProcess(Agreement):
 
     def request(self, request: Request) -> None:
         """Queue a request for the next step."""
-        self._requests.append(sendable(request, 0))
+        self._requests.append(sendable(request, 0, self._gate.count))
         self._gate.limit = self._gate.poll_limit = 0
 
     def decide_start(self, decision: Decision) -> None:
@@ -203,13 +218,13 @@ class SingleProcess(Agreement):
     def pending_decision(self) -> Decision | None:
         """Return the decision of the next step, or None."""
         asked = self._requests.copy()
-        return merge(asked, self._gate.count + 1) if asked else None
+        return merge(asked, max(self._gate.count + 1, wanted_step(asked))) if asked else None
 
     def on_step(self) -> Decision:
         """Merge all requests into one decision."""
         if self._stopped is not None:
             return Decision(**{**self._stopped.as_dict(), "save": False, "step": self._gate.count})
-        if not self._requests:
+        if self._next_step() > self._gate.count:
             self.restore()
             return CONTINUE
         asked = []
@@ -263,8 +278,21 @@ class SingleProcess(Agreement):
             gate.limit = gate.count + 1
         else:
             gate.open()
-        if self._requests or self._stopped is not None or gate.urgent:
+        gate.limit = min(gate.limit, self._next_step())
+        # After the write: a request that has come meanwhile must not be overwritten.
+        if self._next_step() <= gate.count or self._stopped is not None or gate.urgent:
             gate.limit = gate.poll_limit = 0
+
+    def resumed(self) -> None:
+        """See `Agreement`. Wanted steps were of the count before."""
+        for _ in range(len(self._requests)):
+            self._requests.append(without_wish(self._requests.popleft()))
+        super().resumed()
+
+    def _next_step(self) -> int:
+        """Return the step after which to decide: 0 now, NEVER without a request."""
+        asked = self._requests.copy()
+        return wanted_step(asked) if asked else NEVER
 
     def announce_exit(
         self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = never_hurried

@@ -10,7 +10,8 @@ A round, with three ranks (rank 0's own member takes part like the others, witho
       |  PROMISE 7, p=41    |    PROMISE 7, p=43  |     no return from a step after p before the verdict
       | ------------------> | <------------------ |
       |   COMMIT 7, S=43    |   COMMIT 7, S=43    |     the verdict lies at the largest promise, which nobody
-      | <------------------ | ------------------> |     has passed: each rank obeys after step 44
+      | <------------------ | ------------------> |     has passed: each rank obeys after step 44. If a request
+      |                     |                     |     wants a later step, the verdict lies there
       |  DONE 7, saved      |  DONE 7, in flight  |     the next round may begin
       | ------------------> | <------------------ |
       |                     |  SAVED 7, saved     |     the outcome is that of the worst rank
@@ -78,7 +79,7 @@ class Coordinator:
         self._round_s = round_s
         self._skew_steps = 0 if by_time else skew_steps
         self._by_time = by_time
-        self._incarnation = incarnation
+        self._incarnation, self._restarts = incarnation, 0
         self._ranks = RankRegistry(world)
         self._requests = RequestQueue()
         self._reports = ReportRegistry(world)
@@ -192,9 +193,8 @@ class Coordinator:
 
     def _join(self, rank: int, message: Message, now: float) -> list[tuple[int, Message]]:
         is_another = self._ranks.join(rank, message["incarnation"])
-        said = [(rank, self._welcome()), *self._start_messages([rank])]
-        if is_another:
-            self._restarted(rank)
+        said = self._restarted(rank) if is_another else []
+        said += [(rank, self._welcome()), *self._start_messages([rank])]
         for name, fields in message["requests"].items():
             self._requests.add(rank, name, fields)
         number, state, collecting = message["round"], message["state"], self._collecting()
@@ -214,14 +214,18 @@ class Coordinator:
                 said.append((rank, {"say": "prepare", "round": self.round}))
         return said + self.proceed(now)
 
-    def _restarted(self, rank: int) -> None:
-        """Drop the promise of a rank's former process, and the decision that it had to carry out."""
+    def _restarted(self, rank: int) -> list[tuple[int, Message]]:
+        """Drop the promise of a rank's former process, and the decision that it had to carry out.
+
+        Return the messages from which the others know that what they had begun to report has failed.
+        """
         if self._ranks.is_duplicate(rank):
             self._report("twins", f"duplicate rank: two processes claim to be rank {rank}; no decision is possible")
         else:
             self._report("restarted", f"rank {rank} was restarted", again=True)
-        self._reports.break_off(f"rank {rank} was restarted")
         self._forget(rank)
+        self._restarts += 1
+        return [(other, self._welcome()) for other in self._ranks.training() if other != rank]
 
     def _resume(self, rank: int, number: int, now: float) -> list[tuple[int, Message]]:
         """Revoke the promise of a rank that resumes at another step, and the verdict based on that promise.
@@ -235,6 +239,7 @@ class Coordinator:
         if is_open:
             self._revoked.begin(number, self._ranks.training())
             said = [one for one in self._revoke(rank, now) if one[0] != rank]
+        self._requests.drop_wishes()
         if number and number == self._revoked.number and (is_open or self._revoked.is_open):
             self._revoked.wait(rank)
         elif number:
@@ -360,6 +365,8 @@ class Coordinator:
                 'in every step, set decide_by = "time" in [guard]',
                 again=True,
             )
+        if not self._by_time:
+            place = max(place, (self._requests.wanted_step() - 1, 0))
         self.events.append(collecting.commit(place, self._requests, by_time=self._by_time))
         self._retry.succeeded()
         return [(rank, self._outcome_message(rank, self.round)) for rank in collecting.pending]
@@ -387,7 +394,7 @@ class Coordinator:
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def _welcome(self) -> Message:
-        return {"say": "welcome", "round": self.round, "incarnation": self._incarnation}
+        return {"say": "welcome", "round": self.round, "incarnation": self._incarnation, "restarts": self._restarts}
 
     def _start_messages(self, ranks: Iterable[int]) -> list[tuple[int, Message]]:
         start = self.start

@@ -16,7 +16,7 @@ from resilience.guard.agreement.messages import (
     sendable,
 )
 from resilience.guard.agreement.reports import SentReports
-from resilience.guard.decision import CONTINUE, DONE, FAILED, Decision, Request, merge
+from resilience.guard.decision import CONTINUE, DONE, FAILED, Decision, Request, merge, without_wish
 from resilience.guard.gate import NEVER, Gate
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MOST_OPEN = 64
 """From this many unanswered requests on, a request that differs from another only in its reason is not sent."""
 MOST_SAVES = 8
-"""The outcomes of this many recent saves are repeated on each new connection; at most one save is in flight."""
+"""The outcomes of this many recent saves are repeated on each new connection: as many as may be in flight."""
 
 
 class Member:
@@ -101,7 +101,9 @@ class Member:
 
     def request(self, request: Request) -> list[Message]:
         """Submit a request to all ranks. It is repeated on each new connection until a verdict answers it."""
-        request = sendable(request, self.rank)
+        request = sendable(request, self.rank, self.gate.count)
+        if request.at:
+            request.at += self.gate.rewound  # the ranks agree on positions
         known = list(self.requests.values())
         if request in known or (len(known) >= MOST_OPEN and any(_asks_the_same(request, other) for other in known)):
             return []  # one answer serves both
@@ -117,7 +119,7 @@ class Member:
             self.start = read_decision(message["decision"])
         elif says == "welcome":
             self.leader_left = False
-            return self.reports.welcomed(message["incarnation"])
+            return self.reports.welcomed(message["incarnation"], message["restarts"])
         elif says == "prepare":
             return self._prepare(message["round"])
         elif says == "commit":
@@ -186,6 +188,8 @@ class Member:
         coordinator revokes them everywhere, and starts a new round.
         """
         self.gate.rewound = 0
+        for table in (self.requests, self._answered):
+            table |= {name: without_wish(request) for name, request in table.items()}
         if self.state == FREE:
             self.restore()
             return [{"say": "resume", "round": 0}]  # nothing to revoke; but ranks whose counts differed may agree now
@@ -325,5 +329,5 @@ def _request(name: str, request: Request) -> Message:
 
 
 def _asks_the_same(one: Request, other: Request) -> bool:
-    fields = one.as_dict() | {"why": other.why, "step": other.step, "since": other.since}
+    fields = one.as_dict() | {"why": other.why, "step": other.step, "since": other.since, "at": other.at}
     return fields == other.as_dict()

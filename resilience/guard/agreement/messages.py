@@ -24,6 +24,8 @@ WHY_LIMIT = 500
 LABEL_LIMIT = 100
 TRIGGER_LIMIT = 64
 """Longest texts of a request, in characters: a verdict with 16 of them fits into the largest frame."""
+MOST_AHEAD = 10_000
+"""A wanted step is a few seconds ahead: this many of the fastest steps."""
 KEY_LIMIT = 200
 FAULT_LIMIT = 500
 TEXT_LIMIT = 1000
@@ -58,7 +60,7 @@ _WORDS = {
 }
 # From the coordinator to a member.
 _COORDINATOR_SAYS: dict[str, dict[str, type]] = {
-    "welcome": {"round": int, "incarnation": str},
+    "welcome": {"round": int, "incarnation": str, "restarts": int},
     "start": {"decision": dict},
     "prepare": {"round": int},
     "commit": {"round": int, "verdict": dict},
@@ -135,15 +137,17 @@ def read_request(fields: object) -> Request:
     if not isinstance(fields, dict):
         raise ValueError("a request is a table")
     request = Request.from_dict(fields)
-    if any(abs(one) >= LARGEST_NUMBER for one in (request.exit_code, request.rank, request.step, request.since)):
+    numbers = (request.exit_code, request.rank, request.step, request.since, request.at)
+    if any(abs(one) >= LARGEST_NUMBER for one in numbers):
         raise ValueError("request: a number is out of range")
     if len(request.why) > WHY_LIMIT or len(request.label) > LABEL_LIMIT or len(request.trigger) > TRIGGER_LIMIT:
         raise ValueError("request: a text is too long")
     return request
 
 
-def sendable(request: Request, rank: int) -> Request:
-    """Return a request of any trigger as `rank` may send it: with valid types and limited lengths."""
+def sendable(request: Request, rank: int, steps: int = 0) -> Request:
+    """Return a request of any trigger as `rank` may send it after `steps` steps: with valid types and limited lengths,
+    and without a wanted step that has passed or lies far ahead."""
     code = request.exit_code
     return Request(
         str(request.trigger)[:TRIGGER_LIMIT],
@@ -156,6 +160,7 @@ def sendable(request: Request, rank: int) -> Request:
         rank=rank,
         step=_step(request.step),
         since=_step(request.since),
+        at=at if steps < (at := _step(request.at)) <= steps + MOST_AHEAD else 0,
     )
 
 

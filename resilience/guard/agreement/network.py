@@ -140,6 +140,11 @@ class NetworkAgreement(Agreement):
             self._outbox.extend(self.member.saved(number, outcome, seconds))
         self._wake()
 
+    def begin(self, name: str) -> None:
+        """See `Agreement`."""
+        with self.changed:
+            self.member.reports.begin(name)
+
     def report(self, key: str, *, fault: str = "", text: str = "") -> None:
         """See `Agreement`. Never waits for the network."""
         with self.changed:

@@ -37,15 +37,16 @@ class Report:
 class SentReports:
     """The reports of one rank. Each is repeated on every connection until it is answered.
 
-    A coordinator that was started anew does not know what was reported before. Its first answers must not mix the saves
-    of two processes of rank 0, so everything that was begun before has failed.
+    The new process of a restarted rank knows nothing of what the former one has begun, and a new coordinator nothing of
+    what was reported. So a restart of any rank, known by the WELCOME, makes everything fail that was begun before.
     """
 
     def __init__(self) -> None:
+        self._begun: dict[str, str] = {}
+        self._broken: dict[str, str] = {}
         self._open: dict[str, Message] = {}
         self._answers: dict[str, Message] = {}
-        self._broken: dict[str, str] = {}
-        self._coordinator = ""
+        self._coordinator, self._restarts = "", 0
         self._is_welcome = False
 
     @property
@@ -53,8 +54,13 @@ class SentReports:
         """Return whether a report is not answered yet."""
         return any(key not in self._answers for key in self._open)
 
+    def begin(self, name: str) -> None:
+        """Take part in `name`: from now on the restart of a rank is a fault of it."""
+        _keep(self._begun, name, "")
+
     def add(self, key: str, fault: str, text: str) -> list[Message]:
         """Report under `key`; an empty `fault`: all is well. Return the messages to send now."""
+        self.begin(_name(key))
         message = cut_report(key, fault or self._broken.get(_name(key), ""), text)
         if message["key"] in self._answers:
             return []  # another rank has failed
@@ -75,27 +81,32 @@ class SentReports:
         """Send nothing before the coordinator has said who it is."""
         self._is_welcome = False
 
-    def welcomed(self, coordinator: str) -> list[Message]:
-        """Return the messages to send on a new connection to this coordinator, known by a random word."""
-        if self._coordinator not in ("", coordinator):
-            self.break_off("rank 0 was restarted")
-        self._coordinator = coordinator
+    def welcomed(self, coordinator: str, restarts: int) -> list[Message]:
+        """Return the messages to send to this coordinator, known by a random word, which has seen so many restarts."""
+        before = self._coordinator
+        if before not in ("", coordinator):
+            for key in self._answers:  # a new process of rank 0 must not wait for this rank
+                self._open.setdefault(key, cut_report(key, "", ""))
+            self._break_off("rank 0 was restarted")
+        elif before and restarts != self._restarts:
+            self._break_off("another rank was restarted")
+        self._coordinator, self._restarts = coordinator, restarts
         self._is_welcome = True
         return list(self._open.values())
 
-    def break_off(self, why: str) -> None:
-        """Let everything that was begun fail: open reports, and later phases of names that were reported before."""
-        for key in (*self._answers, *self._open):
-            _keep(self._broken, _name(key), why)
-        for key, message in self._open.items():
-            self._open[key] = message if message["fault"] else {**message, "fault": why}
-
     def give_up(self, why: str) -> None:
         """Answer every open report with a fault: rank 0 is gone. If it returns, it is told."""
-        if self._open:
-            self.break_off(why)
+        if self.is_waiting:
+            self._break_off(why)
             for key in self._open:
                 _keep(self._answers, key, answer(key, [why]))
+
+    def _break_off(self, why: str) -> None:
+        """Let everything that was begun fail: open reports, and later phases."""
+        for name in self._begun:
+            _keep(self._broken, name, why)
+        for key, message in self._open.items():
+            self._open[key] = message if message["fault"] else {**message, "fault": why}
 
 
 class ReportRegistry:
@@ -109,7 +120,6 @@ class ReportRegistry:
         self._world = world
         self._open: dict[str, dict[int, Message]] = {}
         self._answers: dict[str, Message] = {}
-        self._broken: dict[str, str] = {}
         self._failed: set[str] = set()
 
     def add(self, rank: int, message: Message) -> list[tuple[int, Message]]:
@@ -118,15 +128,9 @@ class ReportRegistry:
         if key in self._answers:
             return [(rank, self._answers[key])]
         self._open.setdefault(key, {})[rank] = message
-        if message["fault"] or _name(key) in self._broken:
+        if message["fault"]:
             self._failed.add(key)
         return []
-
-    def break_off(self, why: str) -> None:
-        """Let everything that was begun fail: a rank was restarted, and its new process knows nothing of it."""
-        for key in (*self._answers, *self._open):
-            _keep(self._broken, _name(key), why)
-        self._failed.update(self._open)
 
     def due(self, left: Mapping[int, str]) -> list[Message]:
         """Return the answers that all ranks are to get: every rank has reported, or one has failed, or left without its
@@ -138,8 +142,6 @@ class ReportRegistry:
                 continue
             faults = [f"rank {rank}: {reports[rank]['fault']}" for rank in sorted(reports) if reports[rank]["fault"]]
             faults += [f"rank {rank}: left" + (f" with {left[rank]}" if left[rank] else "") for rank in gone]
-            if not faults and key in self._failed:
-                faults = [self._broken.get(_name(key), "a rank was restarted")]
             found.append(answer(key, faults, reports[0]["text"] if 0 in reports else ""))
             del self._open[key]
             self._failed.discard(key)

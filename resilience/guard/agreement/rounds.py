@@ -9,7 +9,17 @@ from __future__ import annotations
 from resilience.guard.agreement.base import AgreementEvent
 from resilience.guard.agreement.messages import read_request
 from resilience.guard.agreement.ranks import name_ranks
-from resilience.guard.decision import FAILED, IN_FLIGHT, OBEYED, SAVED, Decision, Request, merge
+from resilience.guard.decision import (
+    FAILED,
+    IN_FLIGHT,
+    OBEYED,
+    SAVED,
+    Decision,
+    Request,
+    merge,
+    wanted_step,
+    without_wish,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,6 +65,14 @@ class RequestQueue:
         self.open |= requests
         for name in requests:
             self._answered.pop(name, None)
+
+    def wanted_step(self) -> int:
+        """Return the step before which the open requests are not to be decided; 0: now."""
+        return wanted_step(request for _, request in self.open.values())
+
+    def drop_wishes(self) -> None:
+        """Decide the open requests as soon as possible: a rank goes on from another step."""
+        self.open = {name: (rank, without_wish(request)) for name, (rank, request) in self.open.items()}
 
     def clear(self) -> None:
         """Drop all requests: no further decision follows."""

@@ -9,6 +9,9 @@ each once, and claims in each:
 - no rank returns from a step beyond its promise before it has heard the verdict;
 - no rank obeys the same request twice;
 - nobody hears that a save was made as long as it is in flight on any rank;
+- a save is not made before the step that was wanted, unless a stop comes with it;
+- nobody hears that all ranks have reported a phase before every rank has, and no two ranks hear different answers of
+  one rank 0;
 - where nothing can happen any more, nobody waits, and every request was heard.
 """
 
@@ -31,6 +34,9 @@ RUNNING, COUNTED, ASKING, SAVING, ENDED, LOST = "running", "counted", "asking", 
 VOIDING = "voiding"  # waits until what it has given up is taken back from the others, too
 # What a control thread does next.
 IDLE, LOOKED, HELD = "idle", "looked", "held"
+
+BEFORE = -1
+"""A rank has not begun the phases that it reports."""
 
 MOST_ROUNDS = 12
 """More than the requests and faults of any case call for."""
@@ -71,6 +77,8 @@ class Case:
         resumes: after which step all ranks call `guard.resumed`, and with which. For coupled cases.
         leave_early: how many ranks may leave before their last step.
         in_flight: whether saves are in flight when they are obeyed, and durable at any time later.
+        phases: keys that each rank reports at any time, each after the answer to the one before.
+        fault: which rank reports which phase as failed.
     """
 
     ranks: int = 3
@@ -88,6 +96,8 @@ class Case:
     leave_early: int = 0
     resumes: tuple[int, int] | None = None
     in_flight: bool = False
+    phases: tuple[str, ...] = ()
+    fault: tuple[int, str] | None = None
     member: type[Member] = Member
     coordinator: type[Coordinator] = Coordinator
 
@@ -150,7 +160,7 @@ class World:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.ranks = [Rank(case.member(Gate(), rank, f"life{rank}")) for rank in range(case.ranks)]
-        self.coordinator: Coordinator | None = case.coordinator(case.ranks, skew_steps=0, absent_s=1e9)
+        self.coordinator: Coordinator | None = self._new_coordinator()
         self.up: list[tuple[int, ...]] = [() for _ in self.ranks]
         self.down: list[tuple[int, ...]] = [() for _ in self.ranks]
         self.now = 0.0
@@ -158,12 +168,23 @@ class World:
         self.left = {name: getattr(case, name) for name in ("breaks", "overdue", "restarts", "deaths", "leave_early")}
         self.said: dict[int, tuple[str, frozenset[int]]] = {}  # what came back from each step, and to whom
         self.passed: frozenset[tuple[int, int]] = frozenset()  # (rank, step): went on without a word, after a restart
+        self.phase = [BEFORE] * case.ranks  # how many phases each has begun and reported
+        self.lives = [0] * case.ranks  # how many processes had been restarted when it was started
+        self.begun_at = [0] * case.ranks  # and when it began its phases
+        self.silent: frozenset[int] = frozenset()  # ranks that were restarted and take no part
+        self.well: frozenset[tuple[int, str]] = frozenset()  # who has reported what without a fault, in any life
+        self.answers: dict[str, bool] = {}  # what a rank was told: whether all is well
         self.incarnations = 0
         self._keys = [rank.key() for rank in self.ranks]
         self._coordinator_key = -1
         for number, rank in enumerate(self.ranks):  # all have met; how they meet again is searched with `breaks`
             for message in rank.member.join():
-                self.open_coordinator().receive(number, message, self.now)
+                for to, said in self.open_coordinator().receive(number, message, self.now):
+                    self.ranks[to].member.receive(said)
+
+    def _new_coordinator(self) -> Coordinator:
+        word = f"rank 0's life {getattr(self, 'incarnations', 0)}"
+        return self.case.coordinator(self.case.ranks, skew_steps=0, absent_s=1e9, incarnation=word)
 
     # ---- copies and keys ----------------------------------------------------------------------------------------
 
@@ -172,6 +193,7 @@ class World:
         other.__dict__.update(self.__dict__)
         other.ranks, other.up, other.down = list(self.ranks), list(self.up), list(self.down)
         other._keys = list(self._keys)
+        other.phase, other.lives, other.begun_at = list(self.phase), list(self.lives), list(self.begun_at)
         return other
 
     def open_rank(self, number: int) -> Rank:
@@ -193,6 +215,8 @@ class World:
         if self._coordinator_key < 0:
             self._coordinator_key = _keys.number(key_of(self.coordinator, self.now))
         rest = (self.to_request, *self.left.values(), *sorted(self.said.items()), self.passed, self.incarnations)
+        if self.case.phases:
+            rest = (*rest, *self.phase, *self.lives, *self.begun_at, self.silent, self.well, *self.answers.items())
         return (*self._keys, self._coordinator_key, _keys.number((*self.up, *self.down)), _keys.number(rest))
 
     # ---- what is said -------------------------------------------------------------------------------------------
@@ -242,6 +266,10 @@ class World:
         """What may happen now, faults aside."""
         found: list[Move] = [("request", index) for index in self.to_request if self._may_request(index)]
         for number, rank in enumerate(self.ranks):
+            if self._may_report(number):
+                found.append(("report", number))
+                if self.lives[number] and self.phase[number] == BEFORE:
+                    found.append(("silent", number))
             if self._may_train(number):
                 found.append((rank.training, number))
             if rank.flying and rank.control == IDLE and rank.training != LOST:
@@ -285,6 +313,14 @@ class World:
     def _may_request(self, index: int) -> bool:
         rank = self.ranks[self.case.requests[index][0]]
         return rank.control == IDLE and rank.training not in (ENDED, LOST)
+
+    def _may_report(self, number: int) -> bool:
+        rank, done = self.ranks[number], self.phase[number]
+        if not self.case.phases or done == len(self.case.phases) or number in self.silent or rank.control != IDLE:
+            return False
+        before = rank.member.reports.answer(self.case.phases[done - 1]) if done > 0 else None
+        is_next = done <= 0 or (before is not None and not before.faults)
+        return is_next and not rank.member.has_left and rank.training != LOST
 
     def _may_train(self, number: int) -> bool:
         rank = self.ranks[number]
@@ -345,6 +381,22 @@ class World:
         self.to_request = tuple(other for other in self.to_request if other != index)
         self.say(number, self.open_rank(number).member.request(request))
 
+    def _report(self, number: int) -> None:
+        rank = self.open_rank(number)
+        self.phase[number] += 1
+        if self.phase[number] == 0:
+            self.begun_at[number] = self.incarnations
+            rank.member.reports.begin("a")
+            return
+        key = self.case.phases[self.phase[number] - 1]
+        fault = "disk full" if self.case.fault == (number, key) else ""
+        if not fault:
+            self.well |= {(number, key)}
+        self.say(number, rank.member.reports.add(key, fault, ""))
+
+    def _silent(self, number: int) -> None:
+        self.silent |= {number}
+
     def _running(self, number: int) -> None:
         rank = self.open_rank(number)
         if self._resumes_now(rank):
@@ -388,6 +440,9 @@ class World:
         if not decision:
             self.returns(number, "go on", 0)
             return
+        wanted = max(fields["at"] for fields in rank.member.verdict["requests"])
+        if rank.gate.position()[0] < wanted and not decision.stop:
+            raise Violation(f"rank {number} saves at step {rank.gate.count}, and {wanted} was wanted")
         what = f"round {rank.member.round} {decision.as_dict()}"
         self.returns(number, what, rank.member.round, decision.reasons)
         rank.training = SAVING
@@ -422,6 +477,17 @@ class World:
             rank.control, rank.preparing = LOOKED, message["round"]
         else:
             self.say(number, rank.member.receive(message))
+        if message["say"] == "reported":
+            self._check_answer(number, message)
+
+    def _check_answer(self, number: int, message: dict[str, Any]) -> None:
+        key, is_well = message["key"], not message["faults"]
+        missing = [rank for rank in range(len(self.ranks)) if (rank, key) not in self.well]
+        if is_well and missing:
+            raise Violation(f"rank {number} hears that all have reported {key!r}, and ranks {missing} have not")
+        if self.answers.get(key, is_well) != is_well and not self.case.deaths:
+            raise Violation(f"rank {number} hears another answer to {key!r} than a rank before")
+        self.answers = {**self.answers, key: is_well}
 
     def _looked(self, number: int) -> None:
         rank = self.open_rank(number)
@@ -493,6 +559,7 @@ class World:
         rank.gate.count = former.gate.count
         rank.linked, rank.unnoticed, rank.born = False, former.unnoticed, max(after_round, 1)
         rank.obeyed = ()
+        self.phase[number], self.lives[number], self.silent = BEFORE, self.incarnations, self.silent - {number}
         self.ranks[number] = rank
         self._keys[number] = -1
 
@@ -507,9 +574,9 @@ class World:
         self.ranks[0].control = IDLE
 
     def _reborn(self, _: int) -> None:
-        self.coordinator = self.case.coordinator(self.case.ranks, skew_steps=0, absent_s=1e9)
-        self._coordinator_key = -1
         self._be_born(0, max(rank.member.round for rank in self.ranks))
+        self.coordinator = self._new_coordinator()
+        self._coordinator_key = -1
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
@@ -528,6 +595,9 @@ class World:
                 raise Violation(f"rank {number} waits for ever: it is {rank.training} at step {rank.gate.count}")
             if rank.training == RUNNING and rank.gate.count < self.case.steps:
                 raise Violation(f"rank {number} waits for ever in the collective of step {rank.gate.count + 1}")
+            waits = rank.member.reports.is_waiting and rank.training != LOST and not rank.member.has_left
+            if waits and not any(self.lives[other] <= self.begun_at[number] for other in self.silent):
+                raise Violation(f"rank {number} waits for ever for the answer to its report")
         coordinator = self.coordinator
         assert coordinator is not None
         committed = coordinator._committed()
@@ -557,6 +627,7 @@ class Seen:
         ends: worlds in which nothing can happen any more.
         whole: whether that is all of them.
         obeyed: how many of the ends had at least one round obeyed by every rank: the search is not about nothing.
+        told: how many of the ends had an answer to a report.
     """
 
     states: int = 0
@@ -564,6 +635,7 @@ class Seen:
     ends: int = 0
     whole: bool = True
     obeyed: int = 0
+    told: int = 0
 
 
 def wander(case: Case, walks: int, seed: int, fault_share: float = 0.05) -> Seen:
@@ -605,6 +677,7 @@ def explore(case: Case, most_states: int = 1_000_000) -> Seen:
             if not moves:
                 seen.ends += 1
                 seen.obeyed += all(rank.obeyed for rank in world.ranks)
+                seen.told += bool(world.answers)
                 world.check_end()
             for move in (*moves, *world.faults()):
                 seen.moves += 1

@@ -161,3 +161,47 @@ def test_news_does_not_change_after_the_host_has_heard_it() -> None:
 def test_news_of_no_decision_claims_no_save() -> None:
     event = AgreementEvent("absent", "rank 3 did not join the guard")
     assert (event.decision, event.requests, event.outcome, event.seconds) == (None, (), OBEYED, 0.0)
+
+
+# ---- a wanted step -------------------------------------------------------------------------------------------------
+
+
+def at(step: int) -> Request:
+    return Request("cadence", f"every {step} steps", stop=False, at=step)
+
+
+def test_a_save_is_decided_at_the_wanted_step_and_steps_before_it_ask_nothing(training: Training) -> None:
+    training.request(at(5))
+    decisions = [training.step() for _ in range(2)]
+    assert training.gate.limit == 5
+    pending = training.pending_decision()
+    assert pending is not None and pending.step == 5
+    decisions += [training.step() for _ in range(3)]
+    assert [decision.save for decision in decisions] == [False] * 4 + [True] and decisions[-1].step == 5
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_stop_does_not_wait_for_a_wanted_step(training: Training, when: str) -> None:
+    training.request(at(50))
+    training.step()
+    if when == "after":
+        training.step()
+    training.request(STOP)
+    decision = training.step()
+    assert decision.stop and decision.save and len(decision.reasons) == 2
+
+
+@pytest.mark.parametrize("step", [1, 2, 100_000, -5, 1 << 70])
+def test_a_wanted_step_that_has_passed_or_lies_far_ahead_is_the_next_one(training: Training, step: int) -> None:
+    training.gate.count = 2
+    training.request(at(step))
+    assert training.step().step == 3
+
+
+def test_a_wanted_step_is_void_when_the_training_resumes(training: Training) -> None:
+    training.gate.count = 40
+    training.request(at(50))
+    training.step()
+    training.gate.count_from(10)
+    training.resumed()
+    assert training.step().step == 11

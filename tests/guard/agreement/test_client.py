@@ -179,7 +179,7 @@ def test_rank_0_that_said_good_bye_is_gone_a_moment_later() -> None:
     link.check(1.0, DOWN)
     assert link.why_gone(1.0) == ""
     assert link.why_gone(1.0 + GONE_S) == "rank 0 has ended"
-    link.member.receive({"say": "welcome", "round": 0, "incarnation": ""})
+    link.member.receive({"say": "welcome", "round": 0, "incarnation": "life0", "restarts": 0})
     assert link.why_gone(1.0 + GONE_S) == "", "there is another one"
 
 

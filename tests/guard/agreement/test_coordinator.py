@@ -164,9 +164,9 @@ def test_no_round_begins_while_a_rank_is_lost() -> None:
 
 def test_a_restarted_rank_has_promised_nothing_and_rank_0_does_not_report_that_it_has_saved() -> None:
     coordinator = requesting(2)
-    play(coordinator, (1, say.promise(10)), (1, say.join(1, "again"), "welcome 1, prepare 1"))
+    play(coordinator, (1, say.promise(10)), (1, say.join(1, "again"), "welcome 0 1, prepare 1"))
     play(coordinator, (0, say.promise(10)), (1, say.promise(10), "commit 0 1"))
-    play(coordinator, (1, say.join(1, "and again"), "welcome 1"), (0, say.done(SAVED)))
+    play(coordinator, (1, say.join(1, "and again"), "welcome 0 1"), (0, say.done(SAVED)))
     assert kinds(coordinator) == ["restarted", "committed", "restarted", "outcome"]
     assert coordinator.events[-1].outcome == FAILED
 
@@ -281,8 +281,8 @@ def test_after_a_stop_nothing_is_decided_and_a_rank_that_starts_now_hears_of_the
     tell(coordinator, say.done(), say.done())
     play(coordinator, (1, say.requested(SAVE, "w9")))
     said = coordinator.receive(1, say.join(1, "again"), 0.0)
-    assert sent(said) == "welcome 1, start 1"
-    assert said[1][1]["decision"]["stop"] and not said[1][1]["decision"]["save"]
+    assert sent(said) == "welcome 0 1, start 1"
+    assert said[-1][1]["decision"]["stop"] and not said[-1][1]["decision"]["save"]
 
 
 def test_the_first_decision_about_the_start_counts() -> None:
@@ -355,3 +355,36 @@ def test_an_outcome_sent_before_all_have_joined_is_not_waited_for_again() -> Non
         (2, say.done(number=7)),
     )
     assert coordinator.is_over() and coordinator.events[-1].outcome == FAILED
+
+
+# ---- a wanted step -------------------------------------------------------------------------------------------------
+
+AT_20 = Request("cadence", "every 20 steps", stop=False, at=20)
+
+
+@pytest.mark.parametrize(
+    ("promised", "others", "settings", "expected"),
+    [
+        (10, [], {}, 19),
+        (25, [], {}, 25),  # a rank has passed it
+        (10, [SAVE], {}, 19),  # one save for both
+        (10, [STOP], {}, 10),  # a stop does not wait
+        (10, [], {"by_time": True}, 10),
+    ],
+)
+def test_a_verdict_lies_at_the_wanted_step_unless_a_rank_has_passed_it_or_a_stop_comes_with_it(
+    promised: int, others: list[Request], settings: dict[str, Any], expected: int
+) -> None:
+    coordinator = requesting(2, AT_20, **settings)
+    for number, request in enumerate(others):
+        coordinator.receive(0, say.requested(request, f"other{number}"), 0.0)
+    said = tell(coordinator, say.promise(promised), say.promise(promised - 1))
+    assert set(steps_of(said).values()) == ({promised, promised - 1} if settings else {expected})
+
+
+def test_a_wanted_step_of_before_a_resume_is_not_waited_for() -> None:
+    coordinator = committed(2, AT_20)
+    said = coordinator.receive(1, {"say": "resume", "round": 1}, 0.0)
+    said += coordinator.receive(0, {"say": "aborted", "round": 1}, 0.0)
+    assert "prepare 0 1" in sent(said)
+    assert set(steps_of(tell(coordinator, say.promise(3, 2), say.promise(3, 2))).values()) == {3}

@@ -269,3 +269,15 @@ def test_a_decision_that_comes_to_nothing_is_distinct_from_going_on() -> None:
     decision = step(member)
     assert not decision and decision is not CONTINUE
     assert member.finish(OBEYED, 0.0)
+
+
+def test_a_wanted_step_is_sent_as_the_position_that_the_ranks_agree_on_and_void_after_a_resume() -> None:
+    member = member_at(100)
+    member.gate.count_from(40)
+    (said,) = member.request(Request("cadence", "every 50 steps", stop=False, at=50))
+    assert said["request"]["at"] == 110, "60 steps are done again"
+    member.receive(prepare())
+    member.receive(commit(109, *member.requests.values(), answers=tuple(member.requests)))
+    member.gate.count_from(40)
+    _, again = member.resume()
+    assert again["request"]["at"] == 0

@@ -44,7 +44,7 @@ MEMBER_SAYS: list[dict[str, Any]] = [
     say.report("written 400.1", "No space left on device", "step-00000400"),
 ]
 COORDINATOR_SAYS: list[dict[str, Any]] = [
-    {"say": "welcome", "round": 1, "incarnation": "life"},
+    {"say": "welcome", "round": 1, "incarnation": "life", "restarts": 0},
     {"say": "reported", "key": "written 400.1", "faults": ["rank 1: disk full"], "text": "step-00000400"},
     {"say": "start", "decision": Decision(stop=True, reasons=["why"], triggers=["x"]).as_dict()},
     {"say": "start", "decision": Decision(earlier=[{"step": 7}]).as_dict()},

@@ -90,13 +90,12 @@ def test_a_rank_that_leaves_after_its_report_is_no_fault() -> None:
     assert answers(coordinator.receive(0, report(KEY), 0.0)) == {0: []}
 
 
-def test_a_restarted_rank_ends_what_was_begun_and_its_later_phases_but_nothing_new() -> None:
-    coordinator = gathered(2)
-    coordinator.receive(0, report(KEY), 0.0)
+def test_the_restart_of_a_rank_is_told_to_all_others() -> None:
+    coordinator = gathered(3)
     said = coordinator.receive(1, join(1, "another life"), 0.0)
-    assert answers(said) == told("rank 1 was restarted", 0, 1)
-    assert answers(coordinator.receive(0, report("share 400.1"), 0.0)) == told("rank 1 was restarted", 0, 1)
-    assert answers(coordinator.receive(0, report("written 500.1"), 0.0)) == {}
+    assert [(rank, message["restarts"]) for rank, message in said if message["say"] == "welcome"] == [
+        (0, 1), (2, 1), (1, 1)
+    ]  # fmt: skip
 
 
 def test_a_fault_on_thousands_of_ranks_is_answered_in_one_frame() -> None:
@@ -119,7 +118,7 @@ def test_old_answers_are_forgotten() -> None:
 
 def connected(coordinator: str = "life0") -> SentReports:
     reports = SentReports()
-    assert reports.welcomed(coordinator) == []
+    assert reports.welcomed(coordinator, 0) == []
     return reports
 
 
@@ -129,20 +128,32 @@ def test_a_report_is_repeated_on_each_connection_until_it_is_answered() -> None:
     assert check_member_message(said) == report(KEY, text="text")
     reports.disconnected()
     assert reports.add("written 500.1", "", "") == [], "sent once the coordinator has said who it is"
-    assert [message["key"] for message in reports.welcomed("life0")] == [KEY, "written 500.1"]
+    assert [message["key"] for message in reports.welcomed("life0", 0)] == [KEY, "written 500.1"]
     reports.receive(answer(KEY, []))
-    assert [message["key"] for message in reports.welcomed("life0")] == ["written 500.1"]
+    assert [message["key"] for message in reports.welcomed("life0", 0)] == ["written 500.1"]
     found = reports.answer(KEY)
     assert found is not None and not found.faults and reports.answer("written 500.1") is None
 
 
-def test_a_new_coordinator_is_told_that_what_was_begun_has_failed() -> None:
+@pytest.mark.parametrize(("word", "restarts", "why"), [("life0", 1, "another rank"), ("another life", 0, "rank 0")])
+def test_after_a_restart_all_that_was_begun_fails_and_nothing_new(word: str, restarts: int, why: str) -> None:
     reports = connected()
     reports.add(KEY, "", "")
-    reports.disconnected()
-    assert reports.welcomed("another life") == [report(KEY, "rank 0 was restarted")]
-    assert reports.add("share 400.1", "", "") == [report("share 400.1", "rank 0 was restarted")]
+    reports.begin("401.1")
+    assert reports.welcomed(word, restarts) == [report(KEY, f"{why} was restarted")]
+    assert reports.add("share 400.1", "", "") == [report("share 400.1", f"{why} was restarted")]
+    assert reports.add("written 401.1", "", "") == [report("written 401.1", f"{why} was restarted")]
     assert reports.add("written 500.1", "", "") == [report("written 500.1")]
+
+
+def test_a_new_process_of_rank_0_does_not_wait_for_what_has_ended_before() -> None:
+    reports = connected()
+    reports.add(KEY, "", "")
+    reports.receive(answer(KEY, []))
+    assert reports.welcomed("another life", 0) == [report(KEY, "rank 0 was restarted")]
+    assert not reports.is_waiting
+    found = reports.answer(KEY)
+    assert found is not None and not found.faults
 
 
 def test_without_rank_0_every_open_report_ends_as_a_fault_and_a_rank_0_that_returns_is_told() -> None:
@@ -152,7 +163,7 @@ def test_without_rank_0_every_open_report_ends_as_a_fault_and_a_rank_0_that_retu
     found = reports.answer(KEY)
     assert found is not None and found.faults == ("rank 0 is gone",)
     reports.disconnected()
-    assert reports.welcomed("life0") == [report(KEY, "rank 0 is gone")]
+    assert reports.welcomed("life0", 0) == [report(KEY, "rank 0 is gone")]
     reports.receive(answer(KEY, []))
     again = reports.answer(KEY)
     assert again is not None and again.faults, "the first answer counts"
@@ -174,6 +185,7 @@ def test_a_process_alone_is_answered_at_once() -> None:
 def test_ranks_report_over_tcp_and_a_report_survives_a_broken_connection() -> None:
     with meeting_over_a_cable(2) as (ranks, cable):
         first, second = ranks.ranks
+        ranks.leader.decide_start(Decision())
         second.report(KEY)
         until(lambda: KEY in ranks.leader._coordinator._reports._open)
         cable.cut()
