@@ -193,6 +193,18 @@ def seal(store: StoreDirectory, name: str, step: int, **fields: Any) -> Checkpoi
     return checkpoint
 
 
+def remove_orphans(store: StoreDirectory) -> int:
+    """Remove the seals of checkpoints that their framework has deleted; return how many. Raise OSError."""
+    names, count = set(os.listdir(store.path)), 0
+    for file_name in os.listdir(store.own / SEALS):
+        parsed = parse_seal(file_name)
+        if parsed is not None and parsed[1] not in names:
+            with suppress(FileNotFoundError):
+                os.unlink(store.own / SEALS / file_name)
+                count += 1
+    return count
+
+
 def seal_job(job: dict[str, Any]) -> dict[str, Any]:
     """Do a job of the worker: `store`, `name`, `step`, and the fields of the manifest that are known."""
     store = StoreDirectory.create(job["store"], job.get("run", ""))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
-from resilience.checkpoints.names import Pattern
+from resilience.checkpoints.names import SEALS, Pattern
 from resilience.checkpoints.settings import CheckpointSettings
 from resilience.cli import ckpt_plan
 from resilience.cli.open_store import (
@@ -115,6 +115,9 @@ def latest(
         if checkpoint is None:
             say(f"no checkpoint yet in {found.store.path}")
             raise typer.Exit(1)
+        newer = [name for name, step in _unsealed(found) if step > checkpoint.step]
+        if newer:
+            say(f"{newer[-1]} is newer, and has no seal: to seal it if it is complete: resil ckpt adopt --new")
         print(checkpoint.path)
 
 
@@ -157,19 +160,25 @@ def _newest_good(found: Opened, *, deep: bool) -> Checkpoint | None:
 
 def _earlier(found: Opened) -> str:
     """Return what shows that there were checkpoints although none is there now: a fresh start would lose the run."""
-    from resilience.cli.show_ckpt import foreign
-
-    store, settings = found.store, found.settings
-    if settings is not None and (settings.pattern or settings.tracker) and store.path.is_dir():
-        from resilience.checkpoints.adopt import pattern_of
-
-        pattern = pattern_of(settings.pattern, settings.tracker)
-        unsealed = [name for name in foreign(store) if pattern.step_of(name) is not None]
-        if unsealed:
-            return f"{plural(len(unsealed), 'checkpoint')} without a seal: to seal them: resil ckpt adopt --new"
+    if unsealed := _unsealed(found):
+        return f"{plural(len(unsealed), 'checkpoint')} without a seal: to seal them: resil ckpt adopt --new"
     if found.run and (saved := _saved_by(found.run)):
         return f"no checkpoint, although {saved}: is it mounted?"
     return ""
+
+
+def _unsealed(found: Opened) -> list[tuple[str, int]]:
+    """Return names and steps of what a framework saved and nothing sealed, the oldest step first."""
+    from resilience.cli.show_ckpt import foreign
+
+    settings = found.settings
+    if settings is None or not (settings.pattern or settings.tracker) or not found.store.path.is_dir():
+        return []
+    from resilience.checkpoints.adopt import pattern_of
+
+    pattern = pattern_of(settings.pattern, settings.tracker)
+    steps = [(name, step) for name in foreign(found.store) if (step := pattern.step_of(name)) is not None]
+    return sorted(steps, key=lambda one: one[1])
 
 
 def _saved_by(run: str) -> str:
@@ -426,7 +435,7 @@ def adopt(
     A seal records the digests; what has none is no checkpoint. Only what is complete is sealed: what the tracker names,
     or what has not changed for 5 min and is whole.
     """
-    from resilience.checkpoints.adopt import Found, find_new, pattern_of, tracked_step, why_not
+    from resilience.checkpoints.adopt import Found, find_new, pattern_of, remove_orphans, tracked_step, why_not
 
     names = names or []
     if bool(names) == new or (step is not None and len(names) != 1):
@@ -455,6 +464,8 @@ def adopt(
                 for name, step in zip(bare, steps, strict=True)
             )
         failed = [one for one in candidates if not _seal(found, one)]
+        if new and (found.store.own / SEALS).is_dir():
+            remove_orphans(found.store)
         if not candidates:
             print(f"nothing new in {clean(str(found.store.path))}")
     if any(names or not one.why_not for one in failed):  # what is still being written is no failure of --new

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
-from resilience.checkpoints.names import STORE
+from resilience.checkpoints.names import BAD, STORE
 from resilience.checkpoints.settings import CheckpointSettings, read_store_settings
 from resilience.cli.output import patience
 from resilience.errors import CheckpointError, ResilError, UsageError
@@ -63,7 +63,8 @@ def opened(
     from resilience.runs.open_project import check_path
 
     system = System()
-    directories = {Path(name).parent for name in names if "/" in name.rstrip("/")}
+    parents = (Path(name).parent for name in names if "/" in name.rstrip("/"))
+    directories = {one.parent if one.name == BAD else one for one in parents}
     if path is None and len(directories) == 1:
         (path,) = directories
     named, settings, run = configured_store(system, config, is_needed=path is None)

@@ -218,6 +218,14 @@ enabled = true
 # first_save_s = "2m"
 # signals = ["USR1", "TERM"]
 
+[checkpoints]
+# Where the training saves; `resil ckpt list` shows them, `resil watch ckpt` watches them.
+# path = "checkpoints"
+# latest = 2
+# For a training that names them itself: the pattern, or the file in which it names the newest.
+# pattern = "checkpoint-{{step}}"
+# tracker = "latest_checkpointed_iteration.txt"
+
 [watch]
 # The checks of `resil watch --all`. Each has a table of its own: [watch.ckpt], [watch.fs], [watch.inodes] ...
 # checks = ["ckpt", "fs", "inodes", "job", "log"]

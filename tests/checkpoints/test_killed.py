@@ -39,6 +39,7 @@ from resilience.checkpoints import fence
 from resilience.checkpoints.commit import commit, write_share
 from resilience.checkpoints.digest import best_algorithm
 from resilience.checkpoints.directory import StoreDirectory
+from resilience.checkpoints.adopt import seal
 from resilience.checkpoints.trash import discard, empty
 from resilience.errors import CheckpointError
 import xxhash
@@ -98,6 +99,17 @@ def _in_trash(path: Path) -> StoreDirectory:
     return store
 
 
+def _unsealed(path: Path) -> StoreDirectory:
+    """A framework has saved step 40 under a name of its own."""
+    store = _first(path)
+    (store.path / ".part-00000040.a2.1").rename(store.path / "checkpoint-40")
+    return store
+
+
+def _seal(store: StoreDirectory) -> str:
+    return f"refused(seal, StoreDirectory({str(store.path)!r}), 'checkpoint-40', 40, run={RUN!r}, attempt=2)"
+
+
 Prepare = Callable[[Path], StoreDirectory]
 Request = Callable[[StoreDirectory], str]
 TO_KILL: dict[str, tuple[Prepare, Request, tuple[dict[int, int], ...]]] = {
@@ -106,6 +118,7 @@ TO_KILL: dict[str, tuple[Prepare, Request, tuple[dict[int, int], ...]]] = {
         _shared, lambda store: _commit(store)[:-1] + ", nodes=2)", ({30: 1}, {30: 1, 40: 2}),
     ),
     "commit that replaces": (_replaced, _commit, ({30: 1, 40: 1}, {30: 1, 40: 2})),
+    "seal": (_unsealed, _seal, ({30: 1}, {30: 1, 40: 2})),
     "begin of a newer attempt": (
         _replaced, lambda store: f"fence.begin(StoreDirectory({str(store.path)!r}), 3)", ({30: 1, 40: 1},),
     ),

@@ -298,7 +298,7 @@ def test_one_that_was_set_aside_comes_back(shell: Shell, store: StoreDirectory) 
     assert said.code == 0 and ".bad" in said.out and shell.resil("ckpt", "latest").out == f"{first.path}\n"
     assert "the loss explodes" in shell.resil("ckpt", "show", second.name).out
     assert shell.resil("ckpt", "show", second.name, "--json").json["set_aside"]["why"] == "the loss explodes"
-    assert shell.resil("ckpt", "restore", "200").code == 0
+    assert shell.resil("ckpt", "restore", f"checkpoints/.bad/{second.name}").code == 0
     assert shell.resil("ckpt", "latest").out == f"{second.path}\n"
     assert shell.resil("ckpt", "restore", "200").code == 1
 
@@ -382,6 +382,12 @@ def test_adopt_new_seals_what_is_complete_and_waits_for_the_rest(shell: Shell) -
     assert waits.startswith("checkpoint-600 is not sealed") and "may still be written" in waits
     assert shell.resil("ckpt", "latest").out == f"{old}\n"
     assert "checkpoint-600" in shell.resil("ckpt", "list").out and young.exists()
+    assert "checkpoint-600 is newer, and has no seal" in shell.resil("ckpt", "latest").err
+    for one in old.iterdir():
+        one.unlink()
+    old.rmdir()
+    shell.resil("ckpt", "adopt", "--new")
+    assert not any((young.parent / ".resil" / SEALS).iterdir()), "its framework has deleted it"
     assert StoreDirectory.open(old.parent).run() == "gpt"
 
 
