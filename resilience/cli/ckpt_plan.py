@@ -146,7 +146,7 @@ def _look(found: Found, project: Project, directory: RunDirectory) -> None:
     (status,) = run_statuses(project, [directory])
     found.run = directory.run
     found.add("now", now, "the clock")
-    found.add("in_flight", getattr(guard, "saves_in_flight", 1), "saves_in_flight")
+    found.add("in_flight", guard.saves_in_flight, "saves_in_flight")
     found.add("redo_max_s", guard.redo_max or None, "[guard]")
     found.add("every", parse_every(guard.every) if guard.every else None, f'every = "{guard.every}"')
     _add_measured(found, directory)

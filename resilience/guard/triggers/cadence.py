@@ -132,8 +132,7 @@ class CadenceTrigger(BuiltInTrigger):
         ahead = math.ceil(AHEAD_S / times[0]) if times else 2
         if multiple - step > ahead:
             return None
-        wish: dict[str, Any] = {"at": multiple} if "at" in Request.__slots__ else {}
-        return Request(self.name, f"a save is due each {every:,} steps", stop=False, **wish)
+        return Request(self.name, f"a save is due each {every:,} steps", stop=False, at=multiple)
 
     def _step_times(self) -> list[float]:
         """Return recent durations of a step, the shortest first; one may contain a save."""
@@ -175,7 +174,7 @@ class CadenceTrigger(BuiltInTrigger):
         costs = None
         restart_s = self._restart_s or self._learned_restart_s
         if stall_s is not None and durable_s is not None:
-            in_flight = getattr(self._settings, "saves_in_flight", 1)
+            in_flight = self._settings.saves_in_flight
             costs = Costs(stall_s=stall_s, durable_s=max(stall_s, durable_s), restart_s=restart_s, in_flight=in_flight)
         this = Past(seconds=now - self._begun, is_failure=False)
         mtbf = mtbf_of_run([*self._past(), this], restart_s)

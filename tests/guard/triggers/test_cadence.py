@@ -46,7 +46,7 @@ class Training:
         while self.now < end:
             self.go_on(self.step_s)
             self.gate.count += 1
-            if self._wanted is not None and self.gate.count >= getattr(self._wanted, "at", 0):
+            if self._wanted is not None and self.gate.count >= self._wanted.at:
                 if self.outcome not in (SKIPPED, OBEYED):
                     self.save()
                 wanted, self._wanted = self._wanted, None
@@ -90,7 +90,6 @@ class Training:
 # ---- steps ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif("at" not in Request.__slots__, reason="a request cannot name its step yet")
 @pytest.mark.parametrize(("step_s", "every"), [(0.004, 1000), (0.3, 500), (2.0, 60), (45.0, 10), (100.0, 1)])
 def test_saves_land_exactly_on_the_multiples(step_s: float, every: int) -> None:
     training = Training(f"{every} steps", step_s=step_s)
@@ -98,16 +97,14 @@ def test_saves_land_exactly_on_the_multiples(step_s: float, every: int) -> None:
     assert training.steps()[:5] == [every * number for number in range(1, 6)]
 
 
-@pytest.mark.skipif("at" not in Request.__slots__, reason="a request cannot name its step yet")
 def test_a_multiple_is_requested_only_shortly_before_it() -> None:
     training = Training("500 steps", step_s=0.1)
     training.run(46.5)
     assert not training.requests
     training.run(3.0)
-    assert [getattr(request, "at", 0) for request in training.requests] == [500] and training.gate.count < 500
+    assert [request.at for request in training.requests] == [500] and training.gate.count < 500
 
 
-@pytest.mark.skipif("at" not in Request.__slots__, reason="a request cannot name its step yet")
 def test_no_save_follows_a_resume_at_a_multiple() -> None:
     training = Training("500 steps")
     training.resume(1000)
@@ -271,7 +268,6 @@ def test_attempts_that_cannot_be_read_count_for_nothing(tmp_path: Path) -> None:
 # ---- whole guards ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif("at" not in Request.__slots__, reason="a request cannot name its step yet")
 def test_a_guard_saves_at_each_multiple_and_continues(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     saved: list[int] = []
@@ -285,7 +281,6 @@ def test_a_guard_saves_at_each_multiple_and_continues(tmp_path: Path) -> None:
     assert saved == [1100, 1200, 1300]
 
 
-@pytest.mark.skipif("at" not in Request.__slots__, reason="a request cannot name its step yet")
 def test_all_ranks_save_at_the_same_multiples(tmp_path: Path) -> None:
     steps: dict[str, Any] = {"RESIL_GUARD__EVERY": "60 steps", "STEP_S.1": "0.012"}
     with a_launch(tmp_path, make_run(tmp_path / "run"), 3, **steps) as launch:
