@@ -199,8 +199,9 @@ def test_what_a_watchdog_finds_is_no_failure_of_the_drop_in(project: Path) -> No
 
 def test_what_a_framework_has_saved_is_sealed_when_its_tracker_moves(project: Path) -> None:
     """Megatron and DeepSpeed need no code for that."""
-    with (project / "resil.toml").open("a") as file:
-        file.write('[checkpoints]\npath = "out"\ntracker = "latest_checkpointed_iteration.txt"\n')
+    settings = (project / "resil.toml").read_text()
+    table = '[checkpoints]\npath = "out"\ntracker = "latest_checkpointed_iteration.txt"\n'
+    (project / "resil.toml").write_text(settings.replace("[checkpoints]\n", table))
     for step in (100, 200):
         (project / "out" / f"iter_{step:07d}").mkdir(parents=True)
         (project / "out" / f"iter_{step:07d}" / "model.bin").write_bytes(b"weights")
