@@ -1,7 +1,7 @@
 """The demo's training: a small neural character model of Python's own standard library, with real checkpoints.
 
 Run as a program, with the standard library only; never imported. A model for a user's `train.py`: it resumes from its
-last checkpoint, saves at intervals, and calls the guard once per step. All results depend on the step alone, so an
+newest good checkpoint, saves at intervals, and calls the guard once per step. All results depend on the step alone, so an
 interrupted run must end with exactly the loss of an uninterrupted one.
 
 The model is Bengio et al., "A Neural Probabilistic Language Model" (JMLR 2003), section 2, without its direct
@@ -25,13 +25,16 @@ from typing import Any
 
 if __name__ == "__main__":  # import the package, not modules beside this file
     sys.path[0] = str(Path(__file__).resolve().parents[2])
+from resilience.checkpoints import Store
 from resilience.guard import TrainingGuard
 from resilience.guard.memory.limits import MemoryLimits
 
 CONTEXT, EMBEDDING, HIDDEN, BATCH = 3, 6, 20, 16
 LEARNING_RATE = 0.06
 SOURCES = ("argparse.py", "difflib.py", "statistics.py", "textwrap.py")
-KEPT_CHECKPOINTS = 2
+STORE, FINAL_LOSS = "checkpoints", "final-loss"
+"""In the training's directory."""
+CHECKPOINT_FILE = "model.json"
 LEAK_BYTES, MOST_LEAKED_BYTES, LEAK_ROOM_BYTES = 8 * 2**20, 2**30, 160 * 2**20
 """Growth of the leak per step, its limit, and the memory that the guard lets the training use."""
 
@@ -108,30 +111,19 @@ def evaluate(model: Model, data: list[int]) -> float:
     return math.fsum(losses) / len(positions)
 
 
-def save(directory: Path, step: int, model: Model, label: str = "") -> None:
-    """Write a checkpoint atomically, and remove old ones; a labelled checkpoint is kept.
+def save(directory: Path, step: int, model: Model) -> None:
+    """Write the files of a checkpoint into an empty directory.
 
     JSON keeps floats exactly: Python writes the shortest text that reads back to the same number.
     """
-    temporary = directory / f".step-{step:06d}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
+    with open(directory / CHECKPOINT_FILE, "w", encoding="utf-8") as file:
         json.dump({"step": step, "model": model}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    if label:
-        (directory / f"{label}.json").unlink(missing_ok=True)
-        (directory / f"{label}.json").hardlink_to(temporary)
-    temporary.rename(directory / f"step-{step:06d}.json")
-    for old in sorted(directory.glob("step-*.json"))[:-KEPT_CHECKPOINTS]:
-        old.unlink()
 
 
-def load(directory: Path) -> tuple[int, Model] | None:
-    """Return the newest checkpoint, or None."""
-    for path in sorted(directory.glob("step-*.json"), reverse=True):
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return int(document["step"]), document["model"]
-    return None
+def load(directory: Path) -> tuple[int, Model]:
+    """Return what `save` has written."""
+    document = json.loads((directory / CHECKPOINT_FILE).read_text(encoding="utf-8"))
+    return int(document["step"]), document["model"]
 
 
 def free_bytes() -> int:
@@ -180,12 +172,14 @@ def main() -> int:
     text = read_text()
     characters = sorted(set(text))
     data = [characters.index(character) for character in text]
-    found = load(options.directory)
-    step, model = found if found is not None else (0, new_model(len(characters)))
+    step, model = 0, new_model(len(characters))
+    store = Store(options.directory / STORE)
     fault = Fault(*json.loads(options.faults).get(os.environ.get("RESIL_ATTEMPT", ""), ("", -1)))
-    with TrainingGuard.from_env(**fault.limits()) as guard:
+    with TrainingGuard.from_env(store=store, **fault.limits()) as guard:
         if guard.should_stop_early():
             return guard.exit_code
+        if checkpoint := store.latest():
+            step, model = load(checkpoint.path)
         guard.resumed(step)
         print(f"starting at step {step} of {options.steps}", flush=True)
         while step < options.steps:
@@ -197,14 +191,14 @@ def main() -> int:
             decision = guard.step(loss=loss)
             fault.inject(step)
             if decision.save or step % options.save_every == 0 or step == options.steps:
-                with guard.saving():
-                    save(options.directory, step, model, decision.label)
+                with guard.saving() as part:
+                    save(part.path, step, model)
             if decision.stop:
                 return guard.exit_code
             time.sleep(max(0.0, options.pace - (time.monotonic() - began)))
         with guard.phase("eval"):
             final = evaluate(model, data)
-        (options.directory / "final-loss").write_text(repr(final) + "\n", encoding="utf-8")
+        (options.directory / FINAL_LOSS).write_text(repr(final) + "\n", encoding="utf-8")
         print(f"finished: final loss {final!r}", flush=True)
         guard.finished()
         return guard.exit_code

@@ -13,10 +13,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from os import SEEK_END
 from pathlib import Path
 from typing import NamedTuple
 
 from resilience import layout
+from resilience.checkpoints.directory import StoreDirectory
 from resilience.demo.cron import CronNight, play_cron
 from resilience.demo.night import DemoFailed, NotifiedFault, play_night
 from resilience.errors import ResilError, UsageError
@@ -53,6 +55,7 @@ class DemoAttempt:
         first_step: the checkpoint it resumed from.
         last_step: the last step it completed.
         redone: steps that the previous attempt had completed and lost.
+        bad: names of checkpoints that it found damaged, and why.
         saved: the step and the label of each requested save after which the attempt continued.
         why: the reason of its end; empty while it runs.
         reasons: the reasons of the guard, if the guard stopped the attempt.
@@ -66,6 +69,7 @@ class DemoAttempt:
     first_step: int
     last_step: int
     redone: int
+    bad: tuple[tuple[str, str], ...]
     saved: tuple[tuple[int, str], ...]
     why: str
     reasons: tuple[str, ...]
@@ -74,6 +78,8 @@ class DemoAttempt:
 
     def sentences(self) -> Iterator[tuple[str, str]]:
         """Yield (key, sentence) for each known event; keys are unique."""
+        for name, why in self.bad:
+            yield f"bad {name}", f"attempt {self.number} sets {name} aside: {why}"
         again = f", {self.redone} steps to redo" if self.redone else ""
         if self.seconds is None or self.last_step > self.first_step:
             verb = "resumes" if self.first_step else "starts"
@@ -107,6 +113,11 @@ def read_demo_attempts(directory: RunDirectory) -> tuple[DemoAttempt, ...]:
                 first_step=first,
                 last_step=last,
                 redone=max(0, before - first),
+                bad=tuple(
+                    (str(event.get("name")), str(event.get("why")))
+                    for event in events
+                    if event.get("event") == "checkpoint_bad"
+                ),
                 saved=tuple((_step(event), str(event.get("label"))) for event in decisions if not event.get("stop")),
                 why=_why(attempt, stop),
                 reasons=_texts(stop, "reasons"),
@@ -208,11 +219,15 @@ TIMINGS = {
 
 
 RUN = "demo"
+OUTPUT = "output"
+"""What the training writes, in the demo's directory."""
 JOBS = 10
 STEPS = 400
 SAVE_EVERY = 40
 POLL_S = 0.1
 _TRAINING = Path(__file__).with_name("_training.py")
+STORE, FINAL_LOSS, CHECKPOINT_FILE = "checkpoints", "final-loss", "model.json"
+"""As `_training.py` names them in its directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +316,19 @@ def _kill(stage: Stage, attempt: DemoAttempt) -> None:
     switches.set_switch(stage.project, stage.run, layout.KILL_SWITCH, why=WHY, scope=Scope.JOB)
 
 
-def _clear(stage: Stage, attempt: DemoAttempt) -> None:
+def _flip_and_clear(stage: Stage, attempt: DemoAttempt) -> None:
+    flip_bit(StoreDirectory(stage.directory / OUTPUT / STORE).checkpoints()[-1].path / CHECKPOINT_FILE)
     switches.clear(stage.project, stage.run)
+
+
+def flip_bit(path: Path) -> None:
+    """Flip the lowest bit in the middle of a file, as failing memory or a failing disk does."""
+    with open(path, "r+b") as file:
+        middle = file.seek(0, SEEK_END) // 2
+        file.seek(middle)
+        (byte,) = file.read(1)
+        file.seek(middle)
+        file.write(bytes([byte ^ 1]))
 
 
 def _save(stage: Stage, attempt: DemoAttempt) -> None:
@@ -329,7 +355,7 @@ INTERFERENCES = (
     Row(3, _runs, _shorten, "attempt 3: walltime cut to {left:g} s from now"),
     Row(4, _runs, _announce, "attempt 4 will leak memory; its guard has a low memory limit"),
     Row(5, _is_midway, _kill, f'resil kill --why "{WHY}"'),
-    Row(5, _ended, _clear, "resil clear: the run may continue"),
+    Row(5, _ended, _flip_and_clear, "one bit of the newest checkpoint is flipped; resil clear: the run may continue"),
     Row(6, _is_midway, _save, f"resil save --label {LABEL}"),
 )
 """Interferences from outside. Attempts 1, 2 and 4 fail by themselves: FAULTS."""
@@ -386,7 +412,7 @@ def run_demo(
 
 def _set_up(project: Project, directory: Path, timing: Timing) -> Stage:
     """Create a separate project in the directory: resil.toml as a user would write it, and a spool."""
-    command = shlex.join([*_training(directory / "checkpoints", timing.step_s), "--faults", json.dumps(FAULTS)])
+    command = shlex.join([*_training(directory / OUTPUT, timing.step_s), "--faults", json.dumps(FAULTS)])
     settings = f"""\
 [run]
 name = "{RUN}"
@@ -400,6 +426,8 @@ beat_s = 1
 [guard]
 poll_s = {timing.poll_s}
 beat_s = {timing.poll_s}
+[checkpoints]
+path = {quote_toml(f"{OUTPUT}/{STORE}")}
 [sbatch]
 time = {quote_toml(timing.time_limit)}
 """
@@ -420,8 +448,8 @@ time = {quote_toml(timing.time_limit)}
     return Stage(own, directory, own.directory(RUN), timing)
 
 
-def _training(checkpoints: Path, pace_s: float) -> list[str]:
-    words = [sys.executable, "-u", str(_TRAINING), str(checkpoints)]
+def _training(output: Path, pace_s: float) -> list[str]:
+    words = [sys.executable, "-u", str(_TRAINING), str(output)]
     return [*words, "--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--pace", str(pace_s)]
 
 
@@ -446,7 +474,7 @@ def _play(
     for sentence in _events(stage, show, began + stage.timing.deadline_s):
         say(sentence)
     attempts = read_demo_attempts(stage.run)
-    loss_file = stage.directory / "checkpoints" / "final-loss"
+    loss_file = stage.directory / OUTPUT / FINAL_LOSS
     if not loss_file.exists():
         raise DemoFailed(
             "all jobs have ended, but the training is not finished", hint=f"see the logs in {stage.run.path}"
@@ -480,7 +508,7 @@ def _uninterrupted(stage: Stage) -> float:
         raise DemoFailed(error.message, hint="this machine is very busy; try again") from error
     if done.returncode != 0:
         raise DemoFailed(f"the training cannot run here: {done.stderr.strip()[-300:]}")
-    return float((directory / "final-loss").read_text(encoding="utf-8"))
+    return float((directory / FINAL_LOSS).read_text(encoding="utf-8"))
 
 
 def _events(stage: Stage, show: Callable[[str], None], deadline: float) -> Iterator[str]:

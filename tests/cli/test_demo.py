@@ -19,8 +19,8 @@ from resilience.errors import StateDirectoryError
 from tests.lab.shell import Shell
 
 ATTEMPTS = (
-    DemoAttempt(1, 8, "7_1", "n1", 0, 90, 0, (), "crashed", (), 2.5, 1),
-    DemoAttempt(2, 9, "7_2", "n1", 80, 400, 10, ((99, "best"),), "finished", (), 3.0, 0),
+    DemoAttempt(1, 8, "7_1", "n1", 0, 90, 0, (), (), "crashed", (), 2.5, 1),
+    DemoAttempt(2, 9, "7_2", "n1", 80, 400, 10, (), ((99, "best"),), "finished", (), 3.0, 0),
 )
 
 

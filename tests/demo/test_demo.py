@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience import layout
+from resilience.checkpoints.directory import StoreDirectory
 from resilience.demo import demo
 from resilience.demo.cron import CronNight
 from resilience.demo.demo import MIDWAY_STEPS, DemoAttempt, DemoResult, due, read_demo_attempts, rejected_jobs, run_demo
@@ -90,13 +91,18 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
         "crashed", "killed by signal 9", "time limit: saved and stopped", "kill switch: saved and stopped", "finished",
     ], told  # fmt: skip
     redone = [attempt.redone for attempt in result.attempts[3:]]
-    assert redone[0] == redone[2] == 0, "a stop on purpose loses nothing"
+    assert redone[0] == 0, "a stop on purpose loses nothing"
+    ((damaged, why),) = result.attempts[5].bad
+    assert "model.json has other content than was committed" in why
+    assert damaged == f"step-{result.attempts[4].last_step:08d}" and 0 < redone[2] <= 40, "one bit costs one checkpoint"
     between_polls = 0 if whys[3] == "memory: saved and stopped" else 19  # a save of its own came just before the stop
     assert redone[1] <= between_polls
     assert result.attempts[1].first_step == 20 and result.attempts[1].redone == 5
     assert "a colleague wants the GPUs" in result.attempts[4].reasons[0]
     assert [label for _, label in result.attempts[5].saved] == ["keep-this"]
-    assert (tmp_path / "demo" / "checkpoints" / "keep-this.json").exists()
+    store = StoreDirectory(tmp_path / "demo" / "output" / "checkpoints")
+    assert "keep-this" in [checkpoint.manifest().label for checkpoint in store.checkpoints()]
+    assert store.bad() == [damaged]
     assert len(result.attempts) + result.turned_away + result.burned == 10
     assert any("walltime cut" in sentence for sentence in told)
     stage = LocalScheduler(
@@ -154,7 +160,7 @@ def test_a_demo_is_exact_or_not() -> None:
 
 def newest_of(number: int, steps: int, *, runs: bool = True) -> DemoAttempt:
     return DemoAttempt(
-        number, 7, f"7_{number}", "n1", 40, 40 + steps, 0, (), "" if runs else "ended", (), None if runs else 1.5, None
+        number, 7, f"7_{number}", "n1", 40, 40 + steps, 0, (), (), "" if runs else "ended", (), None if runs else 1.5, None
     )
 
 
