@@ -160,7 +160,19 @@ def test_a_demo_is_exact_or_not() -> None:
 
 def newest_of(number: int, steps: int, *, runs: bool = True) -> DemoAttempt:
     return DemoAttempt(
-        number, 7, f"7_{number}", "n1", 40, 40 + steps, 0, (), (), "" if runs else "ended", (), None if runs else 1.5, None
+        number,
+        7,
+        f"7_{number}",
+        "n1",
+        40,
+        40 + steps,
+        0,
+        (),
+        (),
+        "" if runs else "ended",
+        (),
+        None if runs else 1.5,
+        None,
     )
 
 
@@ -173,7 +185,7 @@ def newest_of(number: int, steps: int, *, runs: bool = True) -> DemoAttempt:
         (newest_of(4, 0), demo._announce),
         (newest_of(5, MIDWAY_STEPS - 1), None),
         (newest_of(5, MIDWAY_STEPS), demo._kill),
-        (newest_of(5, MIDWAY_STEPS, runs=False), demo._clear),
+        (newest_of(5, MIDWAY_STEPS, runs=False), demo._flip_and_clear),
         (newest_of(6, MIDWAY_STEPS - 1), None),
         (newest_of(6, MIDWAY_STEPS), demo._save),
         (newest_of(6, 200, runs=False), None),
