@@ -1,8 +1,8 @@
 """The demo's training: a small neural character model of Python's own standard library, with real checkpoints.
 
 Run as a program, with the standard library only; never imported. A model for a user's `train.py`: it resumes from its
-newest good checkpoint, saves at intervals, and calls the guard once per step. All results depend on the step alone, so an
-interrupted run must end with exactly the loss of an uninterrupted one.
+newest good checkpoint, saves at intervals, and calls the guard once per step. All results depend on the step alone, so
+an interrupted run must end with exactly the loss of an uninterrupted one.
 
 The model is Bengio et al., "A Neural Probabilistic Language Model" (JMLR 2003), section 2, without its direct
 connections: the embeddings of the last characters, one tanh layer, a softmax over the next character; plain SGD.
