@@ -131,6 +131,7 @@ class Saves:
 
     @staticmethod
     def _clear(directory: Path) -> None:
+        time.sleep(1.0)  # the guard learns of the commit, or the next save would wait for this one
         shutil.rmtree(directory)
         os.sync()  # or the next sample pays for the writes of this one
 
