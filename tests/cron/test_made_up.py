@@ -37,9 +37,10 @@ def test_missed_slots_that_run_late_do_not_overlap(tmp_path: Path) -> None:
 
 def test_a_slot_due_during_a_late_run_passes_over_none_that_waits(tmp_path: Path) -> None:
     context = CronContext(tmp_path)
-    context.drop("cron.hourly/a", options="catch_up=all<=9", body="until [ -e go ]; do sleep 0.01; done")
+    context.drop("cron.hourly/a", options="catch_up=all<=9", body=": > began; until [ -e go ]; do sleep 0.01; done")
     context.tick(TOP - 30)
     context.tick(TOP + 2 * HOUR + 1, wait=False)
+    wait_until(lambda: (context.home / "began").exists())  # an hour later, a run that has not begun would be dead
     context.tick(TOP + 3 * HOUR + 1, wait=False)
     (context.home / "go").touch()
     wait_until(lambda: not context.cron.state.book.active())

@@ -17,10 +17,17 @@ from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import read_settings
 from resilience.guard.step_timer import StepTimer
+from resilience.guard.triggers import cadence
 from resilience.guard.triggers.cadence import RETRY_S, SKIPPED_S, CadenceTrigger, read_past
 from tests.guard.guarded import a_launch
 from tests.guard.guards import make_guard, make_run, train
 from tests.lab.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def a_young_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The age of this process is what a restart costs, and attempts that are shorter than that tell nothing."""
+    monkeypatch.setattr(cadence, "process_age_s", lambda: 5.0)
 
 
 class Training:
