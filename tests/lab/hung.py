@@ -51,6 +51,7 @@ def serve(connection: int, parent: int) -> None:
         if operation == _INIT:
             answer = _INIT_OUT.pack(7, 19, 0, 0, 0, 0, 65536)  # protocol 7.19: its answer is 24 bytes long
             os.write(connection, _OUT_HEADER.pack(_OUT_HEADER.size + len(answer), 0, unique) + answer)
+            os.write(sys.stdout.fileno(), b"\n")  # ready
 
 
 @contextmanager
@@ -68,11 +69,13 @@ def hung_directory(directory: Path, *, over: bool = False) -> Iterator[Path]:
         pytest.skip(f"mounting is not permitted: /dev/fuse: {error}")
     server = subprocess.Popen(
         [sys.executable, "-c", f"from tests.lab.hung import serve; serve({connection}, {os.getpid()})"],
-        pass_fds=[connection], cwd=Path(__file__).parents[2],
+        pass_fds=[connection], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE,
     )  # fmt: skip
     os.close(connection)
     mounted.append(directory)
+    assert server.stdout is not None
     try:
+        server.stdout.read(1)  # until the greeting is answered: who looks earlier could still be killed
         yield directory
     finally:
         mounted.remove(directory)
@@ -80,6 +83,7 @@ def hung_directory(directory: Path, *, over: bool = False) -> Iterator[Path]:
         # The connection's end wakes everybody who waits, with an error; they find then what the mount has hidden.
         server.kill()
         server.wait()
+        server.stdout.close()
 
 
 def release(directory: Path) -> None:
