@@ -377,7 +377,7 @@ def test_a_hung_disk_is_reported_and_ticks_do_not_accumulate(tmp_path: Path, mon
                 with pytest.raises(ProbeError, match=r"no entries run: .* does not respond") as told:
                     context.tick()
                 assert told.value.exit_code == 75
-            assert sum(map(is_waiting_in_kernel, descendants(os.getpid()))) <= 1
+            wait_until(lambda: sum(map(is_waiting_in_kernel, descendants(os.getpid()))) <= 1)
     except OSError as error:
         pytest.skip(f"no FUSE file system can be mounted here: {error}")
     (tmp_path / "state").rmdir()
