@@ -18,7 +18,7 @@ def run(options: Options) -> Report:
     mib = QUICK_MIB if options.quick else MIB
     saves = options.scratch / "saves"
     saves.mkdir()
-    samples = str(min(options.samples, 11))
+    samples = str(min(options.samples, 9))
     line = run_program(
         "_checkpoint_saves", [str(saves), samples, str(mib)], python=sys.executable, scratch=options.scratch,
         deadline_s=1200,
