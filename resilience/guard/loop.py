@@ -16,6 +16,8 @@ from resilience.guard.saves import THREAD_ERROR, record_thread_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
     from typing import Any
 
     from resilience.guard.decision import Decision
@@ -24,6 +26,21 @@ if TYPE_CHECKING:
 LATE_STEPS = 1
 """A training that does more steps than this after a decision to stop has not followed the decision. One step is for
 loops that read each decision a step later, because their device runs ahead."""
+
+
+class Phase:
+    """Context manager returned by `guard.phase()`: restores the previous phase on exit."""
+
+    def __init__(self, enter: Callable[[str], object], before: str) -> None:
+        self._enter, self._before = enter, before
+
+    def __enter__(self) -> Phase:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._enter(self._before)
 
 
 class LoopState:
@@ -206,3 +223,13 @@ def code_of(error: BaseException) -> int:
     if not isinstance(error, SystemExit) or error.code is None:
         return EXIT_DONE if isinstance(error, SystemExit) else EXIT_ERROR
     return error.code & 0xFF if isinstance(error.code, int) else EXIT_ERROR
+
+
+def before_threads_are_joined(call: Callable[[], None]) -> None:
+    """Call this early at interpreter exit. Without a `with` block, Python joins a hung thread before it calls the
+    handlers of `atexit`."""
+    import contextlib
+    import threading
+
+    with contextlib.suppress(AttributeError, RuntimeError):  # not in this Python; or already shutting down
+        threading._register_atexit(call)  # type: ignore[attr-defined]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import math
 import os
 import sys
 import threading
@@ -25,8 +24,9 @@ from resilience.guard.decision import (
     Request,
     merge,
 )
+from resilience.guard.drain import BEFORE_END_S, DAY_S, Drain
 from resilience.guard.earlier_stops import EarlierStop, EarlierStops, newest_open
-from resilience.guard.exit import SAVES, ForcedExit
+from resilience.guard.exit import ForcedExit
 from resilience.guard.heartbeat.beat import SharedProgress
 from resilience.guard.heartbeat.writer import start_writer
 from resilience.guard.learned import Learned, kill_after_s
@@ -38,7 +38,6 @@ from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.loss import GradNorm, Loss
 from resilience.guard.triggers.signals import Signals
 from resilience.guard.watch import Watches, name_of
-from resilience.quantities import format_duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,13 +60,7 @@ LEAVE_S = 30.0
 `exit_timeout_s`, because the launcher of one rank must not cut short the slow save of another."""
 FAULT_S = 1.0
 """How long a rank that leaves because of an error waits for its last message to be sent."""
-DAY_S = 86_400.0
 STOP_S = 2.0
-BEFORE_END_S = 5.0
-"""A save in flight is abandoned this long before the job's end, which leaves time to report the failure."""
-UNKNOWN_SAVE_S = 20.0
-"""Assumed duration of a save in flight after an error, if no save was measured."""
-REPORT_EVERY_S = 30.0
 MAX_FAULTS = 8
 WARNINGS = ("absent", "lost", "skew", "behind", "failed", "twins", "fault", "broken")
 """Agreement events that are warnings on stderr; the others are records in the journal."""
@@ -86,6 +79,7 @@ class GuardRuntime:
         agreement: `SingleProcess`, `NetworkAgreement`, or the caller's own.
         signals: the signal handlers.
         exit: ends the process if it hangs after a stop.
+        drain: how long to wait for saves in flight.
         store: the store of checkpoints; None without one.
         stepping_thread: the thread that trains; None before the first step.
     """
@@ -106,7 +100,6 @@ class GuardRuntime:
         self._timer = StepTimer()
         self._leads = place.is_first  # makes the decisions, and therefore prints them
         self._closing_since = 0.0
-        self._reported_s = 0.0
         self._skipped_for: SaveBlock | None = None
         self._aborts = 0
         self._slot = SharedProgress()
@@ -120,6 +113,7 @@ class GuardRuntime:
         self._stops = EarlierStops(place)
         self._start: Decision | None = None
         self.exit = ForcedExit(place, settings, self._recorder, self._writer.write_now, loop.is_unsaved)
+        self.drain = Drain(place, settings, self._recorder, loop, self._timer, self.exit.left_s)
         built_in = built_in_triggers(place, settings, self._recorder, self._timer, gate)
         learners: Any = {name_of(one): one for one in built_in if hasattr(one, "restore")}
         self._learned = Learned(place, settings, self._recorder, self._timer, self._loss, self._grad_norm, learners)
@@ -406,32 +400,6 @@ class GuardRuntime:
         self._learned.saved(step)
         self._stops.saved(step)
         self._watches.saved(step)
-
-    def drain_s(self) -> float:
-        """Return how long a save in flight may still take: three times the slowest save or `exit_timeout_s`, whichever
-        is longer, but not beyond the job's end. After an error or a hung save: three times the slowest save."""
-        slowest_s = self._timer.slowest_save_s
-        if self._loop.is_unrecoverable or self._loop.hangs:
-            wait_s = SAVES * (UNKNOWN_SAVE_S if slowest_s is None else max(1.0, slowest_s))
-        else:
-            wait_s = max(self._settings.exit_timeout_s or DAY_S, SAVES * (slowest_s or 0.0))
-        if self._place.end_time is not None:
-            wait_s = min(wait_s, self._place.end_time - BEFORE_END_S - time.time())
-        left_s = self.exit.left_s()
-        return max(0.0, wait_s if left_s == math.inf else min(wait_s, left_s - min(BEFORE_END_S, left_s / 4)))
-
-    def show_drain(self, saving: SaveBlock, waited_s: float) -> None:
-        """Report every half minute that the training waits for a save in flight."""
-        if waited_s < self._reported_s:
-            self._reported_s = 0.0
-        if waited_s >= self._reported_s + REPORT_EVERY_S:
-            self._reported_s = waited_s
-            slowest_s = self._timer.slowest_save_s
-            usual = "" if slowest_s is None else f"; the slowest save took {format_duration(round(slowest_s))}"
-            self._recorder.say(
-                f"rank {self._place.rank} has waited {waited_s:.0f} s for the save of step {saving.step} to be "
-                f"durable{usual}"
-            )
 
     def enter_phase(self) -> None:
         """Show the new phase in the heartbeat and the journal."""

@@ -13,7 +13,7 @@ from resilience.errors import GuardError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
     from typing import Any
@@ -279,6 +279,16 @@ class Saves:
             self._changed.notify_all()
 
 
+def as_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return the metrics of a save as numbers. Raise GuardError for anything else."""
+    try:
+        return {str(name): float(value) for name, value in (metrics or {}).items()}
+    except (TypeError, ValueError, AttributeError) as error:
+        raise GuardError(
+            f"saving(metrics={metrics!r}): {error}", hint='pass numbers: metrics={"loss": float(loss)}'
+        ) from None
+
+
 # ---- handles --------------------------------------------------------------------------------------------------------
 
 
@@ -330,6 +340,14 @@ def arguments_for(save: Callable[..., Any]) -> set[str]:
         return set()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     return {"label", "path"} if takes_all else {"label", "path"} & {parameter.name for parameter in parameters}
+
+
+def run_save(save: Callable[..., Any], takes: set[str], saving: SaveBlock, label: str) -> list[Any]:
+    """Call a save function with those of `label` and, with a store, `path` that it takes. Return its handles."""
+    arguments = {"label": label} if "label" in takes else {}
+    if "path" in takes and saving.part is not None:
+        return handles_in(save(path=saving.path, **arguments))
+    return handles_in(save(**arguments))
 
 
 def _maker(handle: Any) -> Callable[[Any], Poll] | None:

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-    from typing import Any, Protocol
+    from typing import Protocol
 
     from resilience.guard.agreement.reports import Report
     from resilience.guard.rank_info import RankInfo
@@ -125,13 +125,3 @@ class ConnectedStore:
 def connect_alone(store: Store, place: RankInfo, say: Callable[[str], None] | None) -> ConnectedStore:
     """Connect the store of a process without a running guard (`RESIL_GUARD=off`). Raise GuardError if it has ranks."""
     return ConnectedStore(store, place, Agreement(Gate()), Recorder(place, say or say_on_stderr))
-
-
-def as_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return the metrics of a save as numbers. Raise GuardError for anything else."""
-    try:
-        return {str(name): float(value) for name, value in (metrics or {}).items()}
-    except (TypeError, ValueError, AttributeError) as error:
-        raise GuardError(
-            f"saving(metrics={metrics!r}): {error}", hint='pass numbers: metrics={"loss": float(loss)}'
-        ) from None

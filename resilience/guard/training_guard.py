@@ -11,9 +11,9 @@ import time
 from resilience.errors import AgreementLost, CheckpointError, GuardError
 from resilience.guard.decision import CONTINUE, EXIT_DONE, EXIT_ERROR, FAILED, OBEYED, Decision
 from resilience.guard.gate import NEVER, Gate
-from resilience.guard.loop import LoopState, code_of, describe_error
+from resilience.guard.loop import LoopState, Phase, before_threads_are_joined, code_of, describe_error
 from resilience.guard.recorder import say_on_stderr
-from resilience.guard.saves import SaveBlock, Saves, arguments_for, handles_in
+from resilience.guard.saves import SaveBlock, Saves, arguments_for, as_metrics, run_save
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -216,17 +216,13 @@ class TrainingGuard(Gate):
         save is durable once its checkpoint is committed; `path` is the directory to save into, and `metrics` are
         numbers by which checkpoints are kept. Entering the block waits while `saves_in_flight` saves are in flight.
         """
-        if not metrics:
-            return SaveBlock(self._enter_save, self._leave_save)
-        from resilience.guard.store_ranks import as_metrics
-
         return SaveBlock(self._enter_save, self._leave_save, as_metrics(metrics))
 
     def phase(self, name: str) -> Phase:
         """Set the phase shown in the heartbeat: `with guard.phase("eval"):`, or just `guard.phase("warm-up")`."""
         before, self._loop.phase = self._loop.phase, str(name)
         self._safely(lambda runtime: runtime.enter_phase())
-        return Phase(self, before)
+        return Phase(self.phase, before)
 
     def steps(self, loader: Iterable[Batch], save: Callable[..., Any] | None = None) -> Iterator[Batch]:
         """Yield the batches of `loader`, calling `step()` after each; save and stop as decided.
@@ -497,11 +493,7 @@ class TrainingGuard(Gate):
                 self._safely(lambda runtime: runtime.skip_save())
             elif decision.save and save is not None:
                 with self.saving() as saving:
-                    arguments: dict[str, Any] = {"label": decision.label} if "label" in takes else {}
-                    if "path" in takes and self._store is not None:
-                        arguments["path"] = saving.path
-                    returned = save(**arguments)
-                    saving.until(*handles_in(returned))
+                    saving.until(*run_save(save, takes, saving, decision.label))
             if decision.stop:
                 self._drain()
                 return
@@ -534,8 +526,7 @@ class TrainingGuard(Gate):
         assert self._store is not None
         if self._state == CLOSED or self._pid != os.getpid():
             raise GuardError("this guard is closed, and its store with it", hint="save inside of `with guard:`")
-        if self._connected is None and self._runtime is not None:
-            self._connected = self._runtime.store
+        self._connected = self._connected or (self._runtime.store if self._runtime is not None else None)
         if self._connected is None:  # inert: the training runs without a guard, but not without checkpoints
             from resilience.guard.store_ranks import connect_alone
 
@@ -576,15 +567,10 @@ class TrainingGuard(Gate):
         if self._runtime is None or self._state == INERT:
             saves.wait(float("inf"), leave=leave)
         else:
-            saves.wait(self._runtime.drain_s(), self._runtime.show_drain, leave=leave)
+            saves.wait(self._runtime.drain.limit_s(), self._runtime.drain.report, leave=leave)
         if saves.has_cut_off and not self._is_at_shutdown:
-            # Without a `with` block: Python joins the hung thread before it calls our atexit handler.
-            import contextlib
-            import threading
-
             self._is_at_shutdown = True
-            with contextlib.suppress(AttributeError, RuntimeError):  # not in this Python; or already shutting down
-                threading._register_atexit(self._at_exit)  # type: ignore[attr-defined]
+            before_threads_are_joined(self._at_exit)
 
 
 class LockedTrainingGuard(TrainingGuard):
@@ -615,22 +601,6 @@ class LockedTrainingGuard(TrainingGuard):
             limit = self.poll_limit
         self.beat[1] += 1
         return CONTINUE if polls < limit else self._ask_at_poll()
-
-
-class Phase:
-    """Context manager returned by `phase()`: restores the previous phase on exit."""
-
-    def __init__(self, guard: TrainingGuard, before: str) -> None:
-        self._guard = guard
-        self._before = before
-
-    def __enter__(self) -> Phase:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._guard.phase(self._before)
 
 
 # ---- the process ----------------------------------------------------------------------------------------------

@@ -317,13 +317,13 @@ def test_the_wait_is_bounded_by_the_duration_of_saves_and_shorter_after_an_error
         guard.step()
         runtime = guard._runtime
         assert runtime is not None
-        assert runtime.drain_s() == 900.0
+        assert runtime.drain.limit_s() == 900.0
         runtime._timer.saved(400.0)
-        assert runtime.drain_s() == 1200.0
+        assert runtime.drain.limit_s() == 1200.0
         runtime._loop.failed("RuntimeError('shape')")
-        assert runtime.drain_s() == 1200.0
+        assert runtime.drain.limit_s() == 1200.0
         runtime._timer._saves.clear()
-        assert runtime.drain_s() == 60.0
+        assert runtime.drain.limit_s() == 60.0
     assert guard.exit_code == 1
 
 
@@ -367,7 +367,7 @@ def test_a_long_wait_is_reported_every_half_minute(run: Path, said: list[str]) -
         saving = guard.saving()
         saving.step = 400
         for waited_s in range(100):
-            runtime.show_drain(saving, float(waited_s))
+            runtime.drain.report(saving, float(waited_s))
     told = [sentence for sentence in said if "durable" in sentence]
     assert len(told) == 3 and "the save of step 400" in told[0] and "the slowest save took 41 s" in told[0]
 
