@@ -51,7 +51,8 @@ class Saves:
         if torch is None:
             self._state: Any = [os.urandom(TENSOR_BYTES)] * count
         else:
-            self._state = {f"layer.{number}": torch.randn(TENSOR_BYTES // 4) for number in range(count)}
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            self._state = {f"layer.{n}": torch.randn(TENSOR_BYTES // 4, device=device) for n in range(count)}
         self.durable_s: dict[str, list[float]] = {"alone": [], "store": []}
         self.peak_kib = 0
         self._pids: list[int] = []
@@ -155,7 +156,10 @@ def main() -> None:
     durable_s = {
         name: [mean(values[i : i + 2]) for i in range(2, len(values), 2)] for name, values in saves.durable_s.items()
     }
-    framework = "plain writes" if torch is None else f"PyTorch {torch.__version__}"
+    framework = "plain writes"
+    if torch is not None:
+        where = torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU"
+        framework = f"PyTorch {torch.__version__} from {where}"
     print(json.dumps({"seconds": taken, "durable": durable_s, "peak_kib": saves.peak_kib, "framework": framework}))
     sys.stdout.flush()
     os._exit(0)  # the saves are gone, and the guard would wait for what it believes is there
