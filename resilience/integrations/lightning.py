@@ -1,8 +1,8 @@
 """A callback for Lightning's Trainer: saves and stops at the same optimizer step on every rank.
 
-callback = ResilCallback("checkpoints")
+callback = ResilCallback(store=Store.from_env())
 trainer = Trainer(callbacks=[callback], ...)
-trainer.fit(model, ckpt_path=newest_checkpoint("checkpoints"))  # of resilience.integrations.checkpoint_files
+trainer.fit(model, ckpt_path=callback.latest_path())
 sys.exit(callback.exit_code)
 """
 
@@ -20,35 +20,47 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import AsyncCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from resilience.checkpoints import Store
+from resilience.errors import GuardError
 from resilience.guard import TrainingGuard
+from resilience.guard.saves import SaveBlock
 from resilience.integrations.checkpoint_files import checkpoint_path, move_into_place, remove_older
+
+FILE = "lightning.ckpt"
+"""Lightning's file, or directory of a sharded strategy, in a checkpoint of the store."""
 
 
 class ResilCallback(Callback):
     """Calls the guard after each optimizer step, so that a checkpoint never splits accumulated gradients.
 
-    Checkpoints are `resil-step=00001200.ckpt`, or `resil-<label>-step=...`, renamed once complete: Lightning itself
-    writes through the temporary directory, often on another file system. The newest `keep` and all with a label stay.
+    With a store, each save is a checkpoint there; with its `pattern`, Lightning's file has that name, and is sealed.
+    With a directory, checkpoints are `resil-step=00001200.ckpt`, or `resil-<label>-step=...`, renamed once complete:
+    Lightning itself writes through the temporary directory, often on another file system. The newest `keep` and all
+    with a label stay.
 
     Attributes:
-        guard: the guard; set at the start of `fit`.
+        guard: the guard; set at the start of `fit`, or by `latest_path`.
     """
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: str | os.PathLike[str] = "",
         *,
+        store: Store | None = None,
         keep: int = 2,
         cut_validation: bool = True,
         guard: TrainingGuard | None = None,
         **settings: Any,
     ) -> None:
-        """Save into `directory`. Without `guard`, create one with `settings`.
+        """Save into `store`, or as files into `directory`. Without `guard`, create one with `settings`.
 
         With `cut_validation`, a pending stop ends a running validation; its metrics then cover the batches so far.
+        Raise GuardError without either, or with both.
         """
+        if bool(os.fspath(directory)) == (store is not None):
+            raise GuardError("ResilCallback saves into a store or into a directory", hint="ResilCallback(store=store)")
         self.guard, self._own = guard, guard is None
-        self._directory, self._keep, self._cut = Path(directory), keep, cut_validation
+        self._store, self._directory, self._keep, self._cut = store, Path(directory), keep, cut_validation
         self._settings = settings
         self._handlers: dict[str, Any] = {}
         self._done = 0
@@ -59,13 +71,33 @@ class ResilCallback(Callback):
         """Return the exit code for the process after `fit`."""
         return self.guard.exit_code if self.guard is not None else 0
 
+    def latest_path(self) -> str | None:
+        """Return the `ckpt_path` for `fit`: of the store's newest checkpoint that verifies, or None.
+
+        Call it on every rank. Starts the guard. Raise CheckpointError as `Store.latest` does.
+        """
+        if self._store is None:
+            raise GuardError(
+                "this callback has no store", hint="ckpt_path=newest_checkpoint(directory), or ResilCallback(store=...)"
+            )
+        if self.guard is None:
+            self.guard = TrainingGuard.from_env(store=self._store, **self._settings)
+        self.guard.start()
+        checkpoint = self._store.latest()
+        return None if checkpoint is None else str(self._file(checkpoint.path))
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the guard before Lightning sets its signal handlers."""
         if stage != "fit":
             return
-        if self._own:
-            self.guard = TrainingGuard.from_env(_environment(trainer), **self._settings)
+        if self._own and (self._store is None or self.guard is None):
+            self.guard = TrainingGuard.from_env(_environment(trainer), store=self._store, **self._settings)
         assert self.guard is not None
+        if self._store is not None and self.guard.place.world != trainer.world_size:
+            raise GuardError(
+                f"Lightning has started {trainer.world_size} processes after one has chosen the checkpoint",
+                hint="start them with srun or torchrun, so that they choose together",
+            )
         self.guard.start()
         for name in self.guard.settings.signals:
             self._handlers[name] = signal.getsignal(getattr(signal, f"SIG{name}"))
@@ -104,7 +136,7 @@ class ResilCallback(Callback):
         decision = guard.step()
         if decision.save:
             with guard.saving() as saving:
-                saving.until(self._save(trainer, decision.label))
+                saving.until(self._save(trainer, saving, decision.label))
         if decision.stop:
             self._stop(trainer)
 
@@ -129,17 +161,23 @@ class ResilCallback(Callback):
             if self.guard.decided is not None and multiprocessing.parent_process() is not None:
                 raise SystemExit(self.guard.exit_code)  # ddp_spawn: the parent process cannot read this callback
 
-    def _save(self, trainer: Trainer, label: str) -> Future[None] | None:
+    def _file(self, path: Path) -> Path:
+        """Return what Lightning writes and reads of a checkpoint of the store."""
+        assert self._store is not None
+        return path if self._store.settings.pattern else path / FILE
+
+    def _save(self, trainer: Trainer, saving: SaveBlock, label: str) -> Future[None] | None:
         path = checkpoint_path(self._directory, trainer.global_step, label)
-        part = path.with_suffix(".part")
+        part = path.with_suffix(".part") if self._store is None else self._file(saving.path)
         writer = trainer.strategy.checkpoint_io
         trainer.save_checkpoint(part)  # on all ranks; ends with a barrier
 
         def place() -> None:
             if isinstance(writer, AsyncCheckpointIO) and writer._error is not None:
                 raise writer._error
-            move_into_place(part, path)
-            remove_older(self._directory, self._keep)
+            if self._store is None:
+                move_into_place(part, path)
+                remove_older(self._directory, self._keep)
 
         if not trainer.is_global_zero:
             return None

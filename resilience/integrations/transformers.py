@@ -1,9 +1,9 @@
 """A callback for the Trainer of Hugging Face transformers: saves and stops at the same step on every rank.
 
-callback = ResilCallback()
+callback = ResilCallback(store=store)  # a Store of the directory output_dir, with pattern = "checkpoint-{step}"
 if callback.should_stop_early(): sys.exit(callback.exit_code)
 trainer = Trainer(..., callbacks=[callback])
-trainer.train(resume_from_checkpoint=newest_checkpoint(arguments.output_dir))
+trainer.train(resume_from_checkpoint=store.latest_path())
 sys.exit(callback.exit_code)
 """
 
@@ -19,12 +19,14 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from resilience.checkpoints import Store
 from resilience.errors import GuardError
 from resilience.guard import TrainingGuard
 from resilience.guard.saves import SaveBlock
 
 _log = logging.get_logger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
+_PATTERN = "checkpoint-{step}"
 
 
 def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
@@ -52,17 +54,18 @@ def _is_whole(checkpoint: Path) -> bool:
 class ResilCallback(TrainerCallback):
     """Calls the guard after each optimizer step. The checkpoints are the Trainer's own, `checkpoint-<step>`.
 
-    A labelled save is also kept as `<label>-<step>`, by hard links, which `save_total_limit` does not remove. The loss
-    is monitored as often as the Trainer logs it, because then it is already a number.
+    With a store each one is sealed. A labelled save is also kept as `<label>-<step>`, by hard links, which
+    `save_total_limit` does not remove. The loss is monitored as often as the Trainer logs it, because then it is a
+    number.
 
     Attributes:
         guard: the guard.
     """
 
-    def __init__(self, guard: TrainingGuard | None = None, **settings: Any) -> None:
-        """Use `guard`, or create one with these settings. Call this where the Trainer is created."""
-        self.guard = guard if guard is not None else TrainingGuard.from_env(**settings)
-        self._own = guard is None
+    def __init__(self, guard: TrainingGuard | None = None, *, store: Store | None = None, **settings: Any) -> None:
+        """Use `guard`, or create one with the store and these settings. Call this where the Trainer is created."""
+        self.guard = guard if guard is not None else TrainingGuard.from_env(store=store, **settings)
+        self._own, self._store = guard is None, store
         self._saving: SaveBlock | None = None
         self._label = ""
         self._loss: float | None = None
@@ -92,7 +95,16 @@ class ResilCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the guard and set its step count from the checkpoint."""
+        """Start the guard and set its step count from the checkpoint.
+
+        Raise GuardError if the store does not have the Trainer's checkpoints.
+        """
+        store, output = self._store, str(args.output_dir)
+        if store is not None and (store.settings.pattern != _PATTERN or not _is_same(store.path, output)):
+            raise GuardError(
+                f"the Trainer writes {output}/{_PATTERN}, and the store is {store.path}/{store.settings.pattern}",
+                hint=f'[checkpoints] pattern = "{_PATTERN}", and TrainingArguments(output_dir=str(store.path))',
+            )
         self.guard.start()
         self.guard.resumed(state.global_step)
         if getattr(args, "enable_jit_checkpoint", False):
@@ -171,6 +183,10 @@ class ResilCallback(TrainerCallback):
     def _begin_save(self) -> None:
         if self._saving is None:
             self._saving = self.guard.saving().__enter__()
+
+
+def _is_same(path: Path, other: str) -> bool:
+    return path.resolve() == Path(other).resolve()
 
 
 def _keep(saved: Path, kept: Path) -> bool:

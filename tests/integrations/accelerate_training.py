@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
+from resilience.checkpoints import Store
 from resilience.guard import TrainingGuard
-from resilience.integrations.checkpoint_files import checkpoint_path, move_into_place, newest_checkpoint, remove_older
 
 
 def main(directory: Path, last: int) -> int:
@@ -27,45 +27,33 @@ def main(directory: Path, last: int) -> int:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.utils.data.DataLoader([torch.tensor([float(index)]) for index in range(4000)], batch_size=1)
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
-    checkpoints = directory / "checkpoints"
-    step = 0
 
     def note(**what: object) -> None:
         with open(directory / f"rank{accelerator.process_index}.jsonl", "a") as diary:
             diary.write(json.dumps({"pid": os.getpid(), "time": time.time(), **what}) + "\n")
 
-    def save(label: str) -> None:
-        path = checkpoint_path(checkpoints, step, label)
-        part = path.with_suffix(".part")
-        accelerator.save_state(str(part))
-        accelerator.wait_for_everyone()
-        if accelerator.is_main_process:
-            move_into_place(part, path)
-            remove_older(checkpoints, keep=2)
-
-    with TrainingGuard.from_env() as guard:
+    store = Store(directory / "checkpoints")
+    with TrainingGuard.from_env(store=store) as guard:
         if guard.should_stop_early():
             return guard.exit_code
-        if newest := newest_checkpoint(checkpoints):
-            accelerator.load_state(newest)
-            step = int(newest[-13:-5])
-            guard.resumed(step)
-        for batch in accelerator.skip_first_batches(data, step):
-            if step == last:
+        if checkpoint := store.latest():
+            accelerator.load_state(str(checkpoint.path))
+            guard.resumed(checkpoint.step)
+        for batch in accelerator.skip_first_batches(data, guard.count):
+            if guard.count == last:
                 break
-            note(event="step", step=step, batch=int(batch[0, 0]))
+            note(event="step", step=guard.count, batch=int(batch[0, 0]))
             time.sleep(0.005)
             accelerator.backward(model(batch / 4000).square().mean())
             optimizer.step()
             optimizer.zero_grad()
-            step += 1
             decision = guard.step()
             if decision.save:
-                with guard.saving():
-                    save(decision.label)
+                with guard.saving() as part:
+                    accelerator.save_state(str(part.path))
             if decision.stop:
                 break
-    note(event="stop", step=step, exit_code=guard.exit_code)
+    note(event="stop", step=guard.count, exit_code=guard.exit_code)
     accelerator.end_training()
     return guard.exit_code
 

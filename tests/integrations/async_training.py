@@ -1,4 +1,4 @@
-"""Trainings with asynchronous saves, as in docs/how-to/guard-in-*.md.
+"""Trainings with asynchronous saves into a store.
 
     async_training.py FORM FOLDER     FORM is one of FORMS; checkpoints go to FOLDER/checkpoints
 
@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from resilience.checkpoints import Store
 from resilience.guard import TrainingGuard
-from resilience.integrations.checkpoint_files import checkpoint_path, move_into_place, newest_checkpoint, remove_older
 
 FORM, FOLDER = sys.argv[1], Path(sys.argv[2])
-CHECKPOINTS = FOLDER / "checkpoints"
+STORE = Store(FOLDER / "checkpoints")
 SAVE_S = float(os.environ.get("SAVE_S", "0"))
 
 
@@ -32,7 +30,7 @@ def note(event: str, step: int) -> None:
         diary.write(json.dumps({"event": event, "step": step, "pid": os.getpid(), "time": time.time()}) + "\n")
 
 
-# ---- PyTorch and Accelerate: torch.distributed.checkpoint -----------------------------------------------------------
+# ---- PyTorch: torch.distributed.checkpoint --------------------------------------------------------------------------
 
 
 def slow_writer(path: Path) -> Any:
@@ -59,25 +57,14 @@ def pytorch(kind: str) -> int:
     def state() -> dict[str, Any]:
         return {"model": model.state_dict(), "steps": torch.tensor(step)}
 
-    def save(saving: Any, label: str) -> None:
-        path = checkpoint_path(CHECKPOINTS, step, label)
-        part = path.with_suffix(".part")
-        written = dcp.async_save(
-            state(), storage_writer=slow_writer(part), async_checkpointer_type=AsyncCheckpointerType(kind)
-        )
+    def save(path: Path) -> Any:
+        kind_of = AsyncCheckpointerType(kind)
+        return dcp.async_save(state(), storage_writer=slow_writer(path), async_checkpointer_type=kind_of)
 
-        def in_place() -> bool:  # called once the save before it has succeeded
-            if dist.get_rank() == 0:
-                move_into_place(part, path)
-                remove_older(CHECKPOINTS, keep=2)
-            return True
-
-        saving.until(written, in_place)
-
-    with TrainingGuard.from_env() as guard:
-        if newest := newest_checkpoint(CHECKPOINTS):
+    with TrainingGuard.from_env(store=STORE) as guard:
+        if checkpoint := STORE.latest():
             loaded = state()
-            dcp.load(loaded, checkpoint_id=newest)
+            dcp.load(loaded, checkpoint_id=checkpoint.path)
             model.load_state_dict(loaded["model"])
             step = int(loaded["steps"])
             guard.resumed(step)
@@ -90,65 +77,11 @@ def pytorch(kind: str) -> int:
             note("step", step)
             decision = guard.step()
             if decision.save:
-                with guard.saving() as saving:
-                    save(saving, decision.label)
+                with guard.saving() as part:
+                    part.until(save(part.path))
             if decision.stop:
                 break
     dist.destroy_process_group()
-    return guard.exit_code
-
-
-def accelerate() -> int:
-    """docs/how-to/guard-in-accelerate.md."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-    from accelerate import Accelerator
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-    accelerator = Accelerator(cpu=True)
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    step = 0
-
-    def state() -> dict[str, Any]:
-        weights, moments = get_state_dict(model, optimizer)
-        return {"model": weights, "optimizer": moments, "step": torch.tensor(step)}
-
-    def save(label: str) -> Any:
-        path = checkpoint_path(CHECKPOINTS, step, label)
-        part = path.with_suffix(".part")
-        written = dcp.async_save(state(), storage_writer=slow_writer(part))
-
-        def in_place() -> bool:
-            if accelerator.is_main_process:
-                move_into_place(part, path)
-                remove_older(CHECKPOINTS, keep=2)
-            return True
-
-        return written, in_place
-
-    with TrainingGuard.from_env() as guard:
-        if newest := newest_checkpoint(CHECKPOINTS):
-            loaded = state()
-            dcp.load(loaded, checkpoint_id=newest)
-            set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
-            step = int(loaded["step"])
-            guard.resumed(step)
-        note("begins", step)
-        while True:
-            accelerator.backward(model(torch.ones(1, 1)).sum())
-            optimizer.step()
-            optimizer.zero_grad()
-            time.sleep(0.005)
-            step += 1
-            note("step", step)
-            decision = guard.step()
-            if decision.save:
-                with guard.saving() as saving:
-                    saving.until(*save(decision.label))
-            if decision.stop:
-                break
     return guard.exit_code
 
 
@@ -184,7 +117,7 @@ def lightning() -> int:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
-    callback = ResilCallback(CHECKPOINTS)
+    callback = ResilCallback(store=STORE)
     trainer = Trainer(
         accelerator="cpu",
         max_steps=10**6,
@@ -197,73 +130,8 @@ def lightning() -> int:
         logger=False,
     )
     data = torch.utils.data.DataLoader(torch.ones(100_000, 1))
-    trainer.fit(Model(), data, ckpt_path=newest_checkpoint(CHECKPOINTS))
+    trainer.fit(Model(), data, ckpt_path=callback.latest_path())
     return callback.exit_code
-
-
-# ---- transformers ---------------------------------------------------------------------------------------------------
-
-
-def transformers() -> int:
-    """docs/how-to/guard-in-transformers.md."""
-    import torch
-    from transformers import Trainer, TrainingArguments
-
-    from resilience.integrations.transformers import ResilCallback
-
-    class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-        def __len__(self) -> int:
-            return 100_000
-
-        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-            return {"x": torch.ones(1)}
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
-
-        def forward(self, x: Any) -> dict[str, Any]:
-            time.sleep(0.005)
-            note("step", trainer.state.global_step + 1)
-            return {"loss": self.layer(x).sum()}
-
-    callback = ResilCallback()
-
-    class BackgroundTrainer(Trainer):
-        def _save_checkpoint(self, model: Any, trial: Any) -> None:
-            super()._save_checkpoint(model, trial)  # to the node's local disk
-            if self.args.should_save:
-                step = self.state.global_step
-                copy = threading.Thread(target=keep, args=(Path(str(self.args.output_dir), f"checkpoint-{step}"), step))
-                copy.start()
-                callback.until(copy)
-
-    def keep(written: Path, step: int) -> None:
-        time.sleep(SAVE_S)
-        path = checkpoint_path(CHECKPOINTS, step)
-        shutil.copytree(written, path.with_suffix(".part"), dirs_exist_ok=True)
-        move_into_place(path.with_suffix(".part"), path)
-        remove_older(CHECKPOINTS, keep=2)
-
-    if callback.should_stop_early():
-        return callback.exit_code
-    with tempfile.TemporaryDirectory() as local:
-        arguments = TrainingArguments(
-            output_dir=local,
-            max_steps=10**6,
-            use_cpu=True,
-            report_to=[],
-            disable_tqdm=True,
-            per_device_train_batch_size=1,
-            save_strategy="no",
-            save_total_limit=2,
-        )
-        trainer = BackgroundTrainer(Model(), arguments, train_dataset=Data(), callbacks=[callback])
-        newest = newest_checkpoint(CHECKPOINTS)
-        note("begins", int(newest[-13:-5]) if newest else 0)
-        trainer.train(resume_from_checkpoint=newest)
-        return callback.exit_code
 
 
 # ---- JAX ------------------------------------------------------------------------------------------------------------
@@ -274,24 +142,23 @@ def jax() -> int:
     import jax.numpy as jnp
     import orbax.checkpoint as ocp
 
-    options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True)
-    with ocp.CheckpointManager(CHECKPOINTS, options=options) as manager, TrainingGuard.from_env() as guard:
-        state, step = {"weight": jnp.ones(1000), "step": 0}, 0
-        if (newest := manager.latest_step()) is not None:
-            state = manager.restore(newest, args=ocp.args.StandardRestore(state))
-            step = newest
+    checkpointer = ocp.StandardCheckpointer()
+    with TrainingGuard.from_env(store=STORE) as guard:
+        state, step = {"weight": jnp.ones(1000)}, 0
+        if checkpoint := STORE.latest():
+            state, step = checkpointer.restore(checkpoint.path / "state", state), checkpoint.step
             guard.resumed(step)
         note("begins", step)
         while True:
-            state = {"weight": state["weight"] * 0.99, "step": step + 1}
+            state = {"weight": state["weight"] * 0.99}
             step += 1
             time.sleep(0.005)
             note("step", step)
             decision = guard.step()
             if decision.save:
-                with guard.saving() as saving:
-                    manager.save(step, args=ocp.args.StandardSave(state), force=True)
-                    saving.until(manager)
+                with guard.saving() as part:
+                    checkpointer.save(part.path / "state", state)
+                    part.until(checkpointer)
             if decision.stop:
                 break
     return guard.exit_code
@@ -300,9 +167,7 @@ def jax() -> int:
 FORMS = {
     "pytorch-thread": lambda: pytorch("thread"),
     "pytorch-process": lambda: pytorch("process"),
-    "accelerate": accelerate,
     "lightning": lightning,
-    "transformers": transformers,
     "jax": jax,
 }
 

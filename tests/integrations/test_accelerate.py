@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from resilience.checkpoints.directory import StoreDirectory
 from tests.integrations.launched import ACCELERATE, HERE, Launched, needs
 
 pytestmark = needs("torch", "accelerate")
@@ -26,7 +27,7 @@ def test_a_signal_to_one_process_stops_both_at_one_step_and_the_next_continues_t
     assert launched.wait() == 1  # the launcher's own code
     stop = launched.last(0, "stop")["step"]
     assert launched.last(1, "stop")["step"] == stop
-    assert [path.name for path in (launched.directory / "checkpoints").iterdir()] == [f"resil-step={stop:08d}.ckpt"]
+    assert [one.step for one in StoreDirectory(str(launched.directory / "checkpoints")).checkpoints()] == [stop]
     assert (launched.end()["exit_code"], launched.end()["stopped"]) == (75, True)
 
     launched.launch(command(launched, str(stop + 5)))
