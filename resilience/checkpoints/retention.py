@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
-from math import isfinite, isnan
+from math import isnan
 
 from resilience.errors import UsageError
 from resilience.quantities import format_duration
@@ -33,14 +32,6 @@ class Best:
     n: int = 1
     mode: str = "min"
 
-    def __post_init__(self) -> None:
-        """Raise UsageError if it would keep nothing."""
-        if not self.metric or self.n < 1 or self.mode not in ("min", "max"):
-            raise UsageError(
-                f"best = {{metric = {self.metric!r}, n = {self.n}, mode = {self.mode!r}}} keeps nothing",
-                hint='for instance best = {metric = "loss", n = 3, mode = "min"}',
-            )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
@@ -61,12 +52,8 @@ class Policy:
     best: Best | None = None
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value that means nothing, and if nothing at all would be kept."""
-        rules = {name: getattr(self, name) for name in ("latest", "every_steps", "every_hours", "within_s")}
-        for name, value in rules.items():
-            if not (isfinite(value) and value >= 0):
-                raise UsageError(f"{name} = {value} is not a number from 0 on", hint=f"{name} = 0 turns the rule off")
-        if self.best is None and not any(rules.values()):
+        """Raise UsageError if nothing would be kept."""
+        if not (self.latest or self.every_steps or self.every_hours or self.within_s or self.best):
             raise UsageError("these retention settings would keep no checkpoint", hint="for instance latest = 2")
 
 
@@ -174,8 +161,12 @@ def _by_floor(ours: Sequence[Candidate]) -> Iterator[tuple[str, str]]:
     """
     verified = [one for one in reversed(ours) if one.is_verified]
     for one in ours:
-        later = takewhile(lambda other: other.step > one.step, verified)  # noqa: B023 - used up below
-        steps = {other.step for other in later if not 0 < other.attempt < one.attempt}
+        steps: set[int] = set()
+        for other in verified:
+            if other.step <= one.step or len(steps) == FLOOR:
+                break
+            if not 0 < other.attempt < one.attempt:
+                steps.add(other.step)
         if len(steps) < FLOOR:
             yield one.name, f"{'only one' if steps else 'no'} newer one is verified"
 
