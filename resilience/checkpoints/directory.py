@@ -6,8 +6,9 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from resilience.base.files import create_file, read_regular, sync_directory
+from resilience.base.files import create_file, read_regular, replace_file, sync_directory
 from resilience.checkpoints.manifest import DamagedManifest, Manifest, from_text, new_token
 from resilience.checkpoints.names import (
     ATTEMPTS,
@@ -147,7 +148,7 @@ class StoreDirectory:
         """
         names = set(os.listdir(self.path))
         found = [Checkpoint(self.path, name, step) for name in names if (step := parse_committed(name)) is not None]
-        for file_name in _list(self.own / SEALS):
+        for file_name in list_names(self.own / SEALS):
             seal = parse_seal(file_name)
             if seal is not None and seal[1] in names:
                 found.append(Checkpoint(self.path, seal[1], seal[0], file_name))
@@ -169,14 +170,30 @@ class StoreDirectory:
 
     def bad(self) -> list[str]:
         """Return the names in `.bad/`, without the reasons. Raise OSError."""
-        return sorted(name for name in _list(self.path / BAD) if not name.endswith(".json"))
+        return sorted(name for name in list_names(self.path / BAD) if not name.endswith(".json"))
 
     def trash(self) -> list[str]:
         """Return the names in `.trash/`. Raise OSError."""
-        return sorted(_list(self.path / TRASH))
+        return sorted(list_names(self.path / TRASH))
 
 
-def _list(path: Path) -> list[str]:
+def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the JSON object in a small file; empty if there is none, or it is damaged. Raise OSError."""
+    found = read_regular(os.fspath(path))
+    try:
+        record = json.loads(found[0]) if found else {}
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def write_record(path: str | os.PathLike[str], record: dict[str, Any], *, durable: bool = False) -> None:
+    """Write, atomically, what `read_record` reads. Raise OSError."""
+    replace_file(os.fspath(path), json.dumps(record) + "\n", mode=0o644, durable=durable)
+
+
+def list_names(path: str | os.PathLike[str]) -> list[str]:
+    """Return the names in a directory; none if it does not exist. Raise OSError."""
     try:
         return os.listdir(path)
     except FileNotFoundError:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from resilience.base.files import read_regular, replace_file
-from resilience.checkpoints.directory import StoreDirectory
+from resilience.checkpoints.directory import StoreDirectory, list_names, read_record, write_record
 from resilience.checkpoints.names import PINS
-
-_END = ".json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +28,8 @@ class Pin:
 
 def pin(store: StoreDirectory, name: str, entry: Pin) -> None:
     """Keep a checkpoint whatever the retention settings say. Pinning it again replaces the reason. Raise OSError."""
-    _path(store, "").mkdir(exist_ok=True)
-    replace_file(_path(store, name), json.dumps(asdict(entry)) + "\n", mode=0o644, durable=True)
+    (store.own / PINS).mkdir(exist_ok=True)
+    write_record(_path(store, name), asdict(entry), durable=True)
 
 
 def unpin(store: StoreDirectory, name: str) -> bool:
@@ -55,25 +52,16 @@ def is_pinned(store: StoreDirectory, name: str) -> bool:
 
 def read_pins(store: StoreDirectory) -> dict[str, Pin]:
     """Return the pins by name of the checkpoint; a damaged file pins, without a reason. Raise OSError."""
-    try:
-        names = sorted(os.listdir(_path(store, "")))
-    except FileNotFoundError:
-        return {}
-    return {
-        name.removesuffix(_END): _read(_path(store, name.removesuffix(_END)))
-        for name in names
-        if name.endswith(_END) and not name.startswith(".")  # a temporary file
-    }
+    pins = {}
+    for file_name in sorted(list_names(store.own / PINS)):
+        name, is_ours = file_name.removesuffix(".json"), file_name.endswith(".json")
+        if is_ours and not name.startswith("."):  # a temporary file
+            pins[name] = Pin()
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                record = read_record(_path(store, name))
+                pins[name] = Pin(str(record["why"]), str(record["who"]), float(record["at"]))
+    return pins
 
 
 def _path(store: StoreDirectory, name: str) -> Path:
-    return store.own / PINS / (name + _END) if name else store.own / PINS
-
-
-def _read(path: Path) -> Pin:
-    try:
-        found = read_regular(path)
-        record = json.loads(found[0] if found else b"")
-        return Pin(str(record["why"]), str(record["who"]), float(record["at"]))
-    except (OSError, ValueError, TypeError, KeyError):
-        return Pin()
+    return store.own / PINS / f"{name}.json"

@@ -6,7 +6,6 @@ child process beside the training (`start_prune`), because deleting 40,000 files
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from resilience.base.files import replace_file
 from resilience.checkpoints import starts, trash
 from resilience.checkpoints.child import Worker
-from resilience.checkpoints.directory import Checkpoint, StoreDirectory
+from resilience.checkpoints.directory import Checkpoint, StoreDirectory, write_record
 from resilience.checkpoints.manifest import NewerManifest
 from resilience.checkpoints.names import PRUNE
 from resilience.checkpoints.pins import is_pinned
@@ -103,7 +101,7 @@ def run(store: StoreDirectory, policy: Policy, *, now: float, dry_run: bool = Fa
         pruned = replace(pruned, failed=(*pruned.failed, str(error)))
         raise
     finally:
-        _record(store, now, pruned)
+        write_record(store.own / PRUNE, {"at": now} | _to_record(pruned))
     return pruned
 
 
@@ -190,10 +188,6 @@ def _discard(store: StoreDirectory, checkpoint: Checkpoint, failed: list[str]) -
         failed.append(f"cannot delete {checkpoint.path}: {error.strerror}")
         return failed[-1]
     return ""
-
-
-def _record(store: StoreDirectory, now: float, pruned: Pruned) -> None:
-    replace_file(store.own / PRUNE, json.dumps({"at": now} | _to_record(pruned)) + "\n", mode=0o644)
 
 
 def _to_record(pruned: Pruned) -> dict[str, Any]:

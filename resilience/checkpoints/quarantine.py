@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import suppress
 
-from resilience.base.files import read_regular, replace_file, sync_directory
-from resilience.checkpoints.directory import Checkpoint, StoreDirectory
+from resilience.base.files import sync_directory
+from resilience.checkpoints.directory import Checkpoint, StoreDirectory, read_record, write_record
 from resilience.checkpoints.names import BAD, SEALS, VERIFIED, WHY, parse_committed, parse_seal
 from resilience.errors import CheckpointError
 
@@ -46,7 +45,7 @@ def set_aside(
     }  # fmt: skip
     if fault is not None:
         record |= {"file": fault.file, "expected": fault.expected, "found": fault.found}
-    replace_file(bad / f"{name}{WHY}", json.dumps(record) + "\n", mode=0o644, durable=True)
+    write_record(bad / f"{name}{WHY}", record, durable=True)
     try:
         os.rename(checkpoint.path, bad / name)
     except FileNotFoundError:
@@ -98,12 +97,7 @@ def reason(store: StoreDirectory, name: str) -> dict[str, Any]:
         raise CheckpointError(
             f"no {name} in {store.path / BAD}", hint=f"there are {others}" if others else "nothing was set aside"
         )
-    found = read_regular(store.path / BAD / f"{name}{WHY}")
-    try:
-        record = json.loads(found[0]) if found else {}
-        return record if isinstance(record, dict) else {}
-    except ValueError:
-        return {}
+    return read_record(store.path / BAD / f"{name}{WHY}")
 
 
 def _free_name(bad: Path, name: str) -> str:

@@ -6,10 +6,9 @@ trainings write it: a script that only loads a model, or an attempt without numb
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields, replace
 
-from resilience.base.files import read_regular, replace_file
+from resilience.checkpoints.directory import read_record, write_record
 from resilience.checkpoints.names import STARTS
 
 TYPE_CHECKING = False
@@ -51,7 +50,7 @@ def begin(store: StoreDirectory, attempt: int, checkpoint: str) -> None:
     """Record that an attempt begins to load a checkpoint. Raise OSError."""
     last = read_start(store)
     died = deaths(last, attempt, checkpoint)
-    write_start(store, Start(attempt=attempt, checkpoint=checkpoint, is_loading=True, died=died, blamed=last.blamed))
+    _write(store, Start(attempt=attempt, checkpoint=checkpoint, is_loading=True, died=died, blamed=last.blamed))
 
 
 def end(store: StoreDirectory, attempt: int, *, is_past_load: bool) -> None:
@@ -62,25 +61,23 @@ def end(store: StoreDirectory, attempt: int, *, is_past_load: bool) -> None:
     last = read_start(store)
     if last.attempt == attempt and last.is_loading:
         died, blamed = ((), "") if is_past_load else (last.died, last.blamed)
-        write_start(store, replace(last, is_loading=False, died=died, blamed=blamed))
+        _write(store, replace(last, is_loading=False, died=died, blamed=blamed))
 
 
 def blame(store: StoreDirectory, checkpoint: str) -> None:
     """Record that a checkpoint was set aside because starts died while loading it. Raise OSError."""
-    write_start(store, replace(read_start(store), is_loading=False, died=(), blamed=checkpoint))
+    _write(store, replace(read_start(store), is_loading=False, died=(), blamed=checkpoint))
 
 
 def read_start(store: StoreDirectory) -> Start:
     """Return the last start; an empty one if there is none, or its record is damaged. Raise OSError."""
-    found = read_regular(store.own / STARTS)
+    record = read_record(store.own / STARTS)
     try:
-        record = json.loads(found[0]) if found else {}
         known = {field.name: record[field.name] for field in fields(Start) if field.name in record}
         return Start(**known | {"died": tuple(map(int, known.get("died", ())))})
     except (ValueError, TypeError):
         return Start()
 
 
-def write_start(store: StoreDirectory, start: Start) -> None:
-    """Replace the record. Raise OSError."""
-    replace_file(store.own / STARTS, json.dumps(asdict(start)) + "\n", mode=0o644)
+def _write(store: StoreDirectory, start: Start) -> None:
+    write_record(store.own / STARTS, asdict(start))

@@ -19,9 +19,8 @@ import os
 import threading
 import time
 
-from resilience.base.files import read_regular, replace_file
 from resilience.base.mounts import current_mounts, mount_of
-from resilience.checkpoints.directory import StoreDirectory
+from resilience.checkpoints.directory import StoreDirectory, read_record, write_record
 from resilience.checkpoints.names import part_name
 from resilience.checkpoints.part import Part
 from resilience.errors import CheckpointError
@@ -334,7 +333,7 @@ class Store:
     def _write_record(self, ident: str) -> None:
         record = {"path": str(self.path), "mount": self._mount(), "id": ident, "committed": self._has_committed}
         if self._run_dir and record != _read_record(self._run_dir):
-            replace_file(os.path.join(self._run_dir, RECORD), json.dumps(record) + "\n", mode=0o644)
+            write_record(os.path.join(self._run_dir, RECORD), record)
 
     def _end_start(self, *, is_past_load: bool) -> None:
         ranks = self._ranks
@@ -392,14 +391,12 @@ class Store:
     def _read_on(self, checkpoint: Checkpoint, ranks: Ranks) -> None:
         """Read the whole checkpoint in the background, and say so if it is damaged."""
         from resilience.checkpoints.child import Worker
-        from resilience.checkpoints.verified import from_answer
 
         def say(answer: dict[str, Any]) -> None:
-            found = from_answer(answer)
-            if found.fault is not None:
-                ranks.event("checkpoint_bad", name=checkpoint.name, why=str(found.fault))
+            if fault := answer["fault"]:
+                ranks.event("checkpoint_bad", name=checkpoint.name, why=fault)
                 ranks.warn(
-                    f"the checkpoint {checkpoint.name}, from which this training resumed, is damaged: {found.fault}. "
+                    f"the checkpoint {checkpoint.name}, from which this training resumed, is damaged: {fault}. "
                     "Stop the training: the next start resumes from the one before"
                 )
 
@@ -441,11 +438,4 @@ def _launched_ranks(environ: Mapping[str, str]) -> int:
 
 def _read_record(run_dir: str) -> dict[str, Any]:
     """Return the run's record of its checkpoints; empty without a run. Raise OSError."""
-    if not run_dir:
-        return {}
-    found = read_regular(os.path.join(run_dir, RECORD))
-    try:
-        record = json.loads(found[0]) if found else {}
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
+    return read_record(os.path.join(run_dir, RECORD)) if run_dir else {}

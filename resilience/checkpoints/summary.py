@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from resilience.base.files import read_regular
-from resilience.checkpoints.directory import Checkpoint, StoreDirectory
+from resilience.checkpoints.directory import Checkpoint, StoreDirectory, list_names, read_record
 from resilience.checkpoints.names import PRUNE, STORE, VERIFIED
 from resilience.checkpoints.quarantine import reason
 from resilience.checkpoints.verified import read_verified
@@ -105,7 +103,7 @@ def read_summary(path: str) -> StoreSummary | None:
 def summarize(store: StoreDirectory) -> StoreSummary:
     """Return what is in a directory of checkpoints. Raise CheckpointError, OSError if it cannot be read."""
     run, checkpoints = store.run(), store.checkpoints()
-    records = {name.removesuffix(".json") for name in _names(f"{store.own}/{VERIFIED}")}
+    records = {name.removesuffix(".json") for name in list_names(store.own / VERIFIED)}
     read = (_saved(one) for one in [one for one in reversed(checkpoints) if one.name in records][:MOST_LOOKED])
     return StoreSummary(
         path=str(store.path),
@@ -148,13 +146,6 @@ def describe_summary(summary: StoreSummary, now: float) -> str:
     return text
 
 
-def _names(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except FileNotFoundError:
-        return []
-
-
 def _bad(store: StoreDirectory) -> Iterator[Aside]:
     for name in store.bad():
         record: dict[str, Any] = {}
@@ -166,14 +157,7 @@ def _bad(store: StoreDirectory) -> Iterator[Aside]:
 
 
 def _prune_failure(store: StoreDirectory) -> str:
-    failed = _record(f"{store.own}/{PRUNE}").get("failed")
-    sentences = [str(one) for one in failed] if isinstance(failed, list) else []
-    return "; ".join(sentences[:MOST_SENTENCES])
-
-
-def _record(path: str) -> dict[str, Any]:
-    with suppress(OSError, ValueError, RecursionError):
-        found = read_regular(path)
-        record = json.loads(found[0]) if found is not None else {}
-        return record if isinstance(record, dict) else {}
-    return {}
+    failed: Any = []
+    with suppress(OSError):
+        failed = read_record(store.own / PRUNE).get("failed")
+    return "; ".join(map(str, failed[:MOST_SENTENCES])) if isinstance(failed, list) else ""

@@ -5,14 +5,12 @@ A commit's own digest is no verification: a record means that the files were rea
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from resilience.base.files import read_regular, replace_file
-from resilience.checkpoints.directory import Checkpoint, StoreDirectory
+from resilience.checkpoints.directory import Checkpoint, StoreDirectory, read_record, write_record
 from resilience.checkpoints.names import OWN, VERIFIED
 from resilience.checkpoints.verify import LEVELS, Fault, Verification, verify
 
@@ -54,33 +52,21 @@ def write_verified(checkpoint: Checkpoint, verification: Verification, now: floa
     record = Verified(verification.token, verification.level, now, verification.fault)
     path = checkpoint.store / OWN / VERIFIED
     path.mkdir(exist_ok=True)
-    replace_file(path / f"{checkpoint.name}.json", json.dumps(asdict(record)) + "\n", mode=0o644)
+    write_record(path / f"{checkpoint.name}.json", asdict(record))
 
 
 def verify_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Do a job of the worker: `store`, `name`, and if not the default `level`, `node`, `nodes` and `budget_s`.
-
-    Records the verification, unless it is that of a share. `from_answer` reads the answer.
-    """
+    """Do a job of the worker: `store` and `name`. Read all files, record that, and return the fault, or nothing."""
     checkpoint = StoreDirectory.open(job["store"]).find(job["name"])
-    deadline = time.monotonic() + job["budget_s"] if job.get("budget_s") else None
-    node, nodes = job.get("node", 0), job.get("nodes", 1)
-    found = verify(checkpoint, job.get("level", "digest"), node=node, nodes=nodes, deadline=deadline)
-    if nodes <= 1:
-        with suppress(OSError):  # a directory that may only be read
-            write_verified(checkpoint, found, time.time())
-    return asdict(found)
-
-
-def from_answer(answer: dict[str, Any]) -> Verification:
-    """Return the verification in the answer of `verify_job`."""
-    return Verification(**answer | {"fault": Fault(**answer["fault"]) if answer["fault"] else None})
+    found = verify(checkpoint)
+    with suppress(OSError):  # a directory that may only be read
+        write_verified(checkpoint, found, time.time())
+    return {"fault": str(found.fault or "")}
 
 
 def _read(checkpoint: Checkpoint) -> Verified | None:
-    found = read_regular(checkpoint.store / OWN / VERIFIED / f"{checkpoint.name}.json")
+    record = read_record(checkpoint.store / OWN / VERIFIED / f"{checkpoint.name}.json")
     try:
-        record = json.loads(found[0]) if found is not None else {}
         fault = Fault(**record["fault"]) if record["fault"] is not None else None
         level = LEVELS[LEVELS.index(record["level"])]
         return Verified(str(record["token"]), level, float(record["at"]), fault)
