@@ -21,16 +21,6 @@ PROGRAM = (
     "from resilience.checkpoints import worker; worker.main()"
 )
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BLOCKED_SIGNALS = (
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGPIPE,
-    signal.SIGALRM,
-)
-"""Signals that schedulers and terminals send to every process of a job: the training saves upon them."""
 _UNWANTED = {"LD_PRELOAD", "PYTHONDEVMODE"}
 
 _left_behind: list[int] = []
@@ -58,17 +48,16 @@ class Worker:
         """Start a child for a job: `{"do": one of worker.JOBS, "store": path, ...}`. Raise CheckpointError.
 
         posix_spawn(3) copies neither the page tables of a training of 100 GB nor locks held by threads. The child does
-        not import the modules of `site`, and uses no directory of the training's search path but that of xxhash.
+        not import the modules of `site`, and uses no directory of the training's search path but that of xxhash. It
+        blocks the signals that schedulers and terminals send to every process of a job: the training saves upon them.
         """
         _left_behind[:] = [pid for pid in _left_behind if not _has_ended(pid)[0]]
         try:
             if not sys.executable:
                 raise OSError(errno.ENOENT, "this interpreter does not know where its program is")
-            memory = os.memfd_create("resil-job", os.MFD_CLOEXEC)
-            try:
-                with open(memory, "wb", closefd=False) as file:
-                    file.write(json.dumps(job).encode())
-                os.lseek(memory, 0, os.SEEK_SET)
+            with open(os.memfd_create("resil-job", os.MFD_CLOEXEC), "w+b", buffering=0) as memory:
+                memory.write(json.dumps(job).encode())
+                memory.seek(0)
                 pipe, theirs = os.pipe2(os.O_CLOEXEC)
                 try:
                     os.set_blocking(pipe, False)
@@ -76,17 +65,15 @@ class Worker:
                         sys.executable,
                         [sys.executable, "-I", "-S", "-c", PROGRAM, _HERE, *_places_of_xxhash()],
                         {name: value for name, value in os.environ.items() if name not in _UNWANTED},
-                        file_actions=[(os.POSIX_SPAWN_DUP2, memory, 0)]
+                        file_actions=[(os.POSIX_SPAWN_DUP2, memory.fileno(), 0)]
                         + [(os.POSIX_SPAWN_DUP2, theirs, number) for number in (1, 2)],
-                        setsigmask=[*BLOCKED_SIGNALS, *signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+                        setsigmask=signal.valid_signals(),
                     )
                 except OSError:
                     os.close(pipe)
                     raise
                 finally:
                     os.close(theirs)
-            finally:
-                os.close(memory)
         except OSError as error:
             raise CheckpointError(
                 f"cannot start a process for the {job['do']}: {error.strerror}", transient=True

@@ -11,8 +11,7 @@ import errno
 import json
 import os
 import time
-import zlib
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from resilience.base.files import open_directory, read_regular, replace_file, sync_directory
@@ -20,7 +19,7 @@ from resilience.checkpoints import fence
 from resilience.checkpoints.digest import best_algorithm, digest_file, list_files, sync_file
 from resilience.checkpoints.directory import MOST_MANIFEST_BYTES, Checkpoint, StoreDirectory
 from resilience.checkpoints.formats import Content, check_content
-from resilience.checkpoints.manifest import FileEntry, Manifest, new_token, to_text
+from resilience.checkpoints.manifest import FileEntry, Manifest, in_share, new_token, to_text
 from resilience.checkpoints.names import MANIFEST, OWN, committed_name, number_of, parse_part
 from resilience.checkpoints.reuse import link_unchanged
 from resilience.checkpoints.trash import discard, discard_replaced
@@ -44,8 +43,7 @@ def share_job(job: dict[str, Any]) -> dict[str, Any]:
 def commit_job(job: dict[str, Any]) -> dict[str, Any]:
     """Do a job of the worker: `store`, `part`, `nodes`, `fields` and `reuse`. See `commit`."""
     store = StoreDirectory.open(job["store"])
-    options = {name: job[name] for name in ("nodes", "reuse") if name in job}
-    return commit(store, job["part"], job.get("fields", {}), **options)
+    return commit(store, job["part"], job["fields"], nodes=job.get("nodes", 1), reuse=job.get("reuse", False))
 
 
 def write_share(part: Path, node: int, nodes: int, algorithm: str | None = None) -> int:
@@ -63,12 +61,7 @@ def write_share(part: Path, node: int, nodes: int, algorithm: str | None = None)
 
 
 def commit(
-    store: StoreDirectory,
-    part: str,
-    fields: dict[str, Any],
-    *,
-    nodes: int = 1,
-    reuse: bool = False,
+    store: StoreDirectory, part: str, fields: dict[str, Any], *, nodes: int = 1, reuse: bool = False
 ) -> dict[str, Any]:
     """Commit the part of that name; return what was committed.
 
@@ -94,50 +87,36 @@ def commit(
         raise CheckpointError(f"{part} is not the name of a save in flight")
     step, attempt, _ = parsed
     fence.check(store, attempt)
-    held = open_directory(store.path / part)  # while it is open, its number stays the same on FUSE, too
-    try:
-        return _commit(store, part, step, attempt, held, fields, nodes, reuse)
-    finally:
-        os.close(held)
-
-
-def _commit(
-    store: StoreDirectory,
-    part: str,
-    step: int,
-    attempt: int,
-    held: int,
-    fields: dict[str, Any],
-    nodes: int,
-    reuse: bool,
-) -> dict[str, Any]:
     path = store.path / part
-    began = time.monotonic()
-    if nodes > 1:
-        algorithm, entries = _read_shares(path, nodes)
-    else:
-        algorithm = best_algorithm()
-        entries = _digest_share(path, 0, 1, algorithm)
-    digest_s = time.monotonic() - began
-    directories = _check(path, entries)
-    reused_bytes = link_unchanged(store, path, step, algorithm, entries) if reuse else 0
-    for directory in (*reversed(directories), ""):
-        sync_directory(path / directory)
-    manifest = Manifest(
-        **fields | {"token": new_token(), "step": step, "attempt": attempt, "algorithm": algorithm},
-        durable_at=time.time(),
-        directories=len(directories),
-        files=tuple(sorted(entries)),
-    )
-    with suppress(FileExistsError):
-        os.mkdir(path / OWN)
-    for node in range(nodes if nodes > 1 else 0):
-        os.unlink(path / OWN / _share_name(node))
-    replace_file(path / OWN / MANIFEST, to_text(manifest), mode=0o644, durable=True)
-    sync_directory(path)
-    if os.stat(path).st_ino != os.fstat(held).st_ino:  # a restarted process gives its parts the same names
-        raise CheckpointError(f"{path} was taken away", hint="was the training restarted?")
-    name, outcome = _publish(store, part, manifest)
+    with ExitStack() as open_files:
+        held = open_directory(path)  # while it is open, its number stays the same on FUSE, too
+        open_files.callback(os.close, held)
+        began = time.monotonic()
+        if nodes > 1:
+            algorithm, entries = _read_shares(path, nodes)
+        else:
+            algorithm = best_algorithm()
+            entries = _digest_share(path, 0, 1, algorithm)
+        digest_s = time.monotonic() - began
+        directories = _check(path, entries)
+        reused_bytes = link_unchanged(store, path, step, algorithm, entries) if reuse else 0
+        for directory in (*reversed(directories), ""):
+            sync_directory(path / directory)
+        manifest = Manifest(
+            **fields | {"token": new_token(), "step": step, "attempt": attempt, "algorithm": algorithm},
+            durable_at=time.time(),
+            directories=len(directories),
+            files=tuple(sorted(entries)),
+        )
+        with suppress(FileExistsError):
+            os.mkdir(path / OWN)
+        for node in range(nodes if nodes > 1 else 0):
+            os.unlink(path / OWN / _share_name(node))
+        replace_file(path / OWN / MANIFEST, to_text(manifest), mode=0o644, durable=True)
+        sync_directory(path)
+        if os.stat(path).st_ino != os.fstat(held).st_ino:  # a restarted process gives its parts the same names
+            raise CheckpointError(f"{path} was taken away", hint="was the training restarted?")
+        name, outcome = _publish(store, part, manifest)
     return {
         "name": name,
         "bytes": manifest.size_bytes,
@@ -151,7 +130,7 @@ def _commit(
 def _digest_share(part: Path, node: int, nodes: int, algorithm: str) -> list[FileEntry]:
     entries = []
     for path in sorted(list_files(part).sizes):
-        if zlib.crc32(os.fsencode(path)) % nodes == node:
+        if in_share(path, node, nodes):
             entries.append(FileEntry(path, *digest_file(part / path, algorithm, sync=True)))
         else:
             sync_file(part / path)
@@ -211,7 +190,8 @@ def _publish(store: StoreDirectory, part: str, manifest: Manifest) -> tuple[str,
     """Rename a complete part to the name of its step; return the name, and the outcome."""
     for _ in range(_TRIES):
         same = [one for one in store.checkpoints() if one.step == manifest.step and not one.is_sealed]
-        if same and manifest.attempt and _is_of(same[-1], manifest):
+        found = _readable(same[-1]) if same else None
+        if found and manifest.attempt and (found.attempt, found.run) == (manifest.attempt, manifest.run):
             discard(store, part)
             return same[-1].name, "already"
         name = committed_name(manifest.step, number_of(same[-1].name) + 1 if same else 1)
@@ -220,7 +200,8 @@ def _publish(store: StoreDirectory, part: str, manifest: Manifest) -> tuple[str,
             os.rename(store.path / part, store.path / name)
         except FileNotFoundError:
             # A file server that sees a request again answers so for the rename just made.
-            if not _has_token(Checkpoint(store.path, name, manifest.step), manifest.token):
+            made = _readable(Checkpoint(store.path, name, manifest.step))
+            if made is None or made.token != manifest.token:
                 fence.check(store, manifest.attempt)
                 raise CheckpointError(
                     f"{store.path / part} was taken away", hint="does another process save here?"
@@ -234,18 +215,11 @@ def _publish(store: StoreDirectory, part: str, manifest: Manifest) -> tuple[str,
     raise CheckpointError(f"the name {name} was taken {_TRIES} times", hint="save each step once")
 
 
-def _is_of(checkpoint: Checkpoint, manifest: Manifest) -> bool:
-    """Return whether a checkpoint is by the attempt, and the run, of a manifest."""
+def _readable(checkpoint: Checkpoint) -> Manifest | None:
+    """Return a checkpoint's manifest, or None if it is damaged or gone."""
     with suppress(CheckpointError):
-        found = checkpoint.manifest()
-        return (found.attempt, found.run) == (manifest.attempt, manifest.run)
-    return False
-
-
-def _has_token(checkpoint: Checkpoint, token: str) -> bool:
-    with suppress(CheckpointError):
-        return checkpoint.manifest().token == token
-    return False
+        return checkpoint.manifest()
+    return None
 
 
 def _share_name(node: int) -> str:

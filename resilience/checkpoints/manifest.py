@@ -94,6 +94,11 @@ def new_token() -> str:
     return os.urandom(8).hex()
 
 
+def in_share(path: str, node: int, nodes: int) -> bool:
+    """Return whether a file belongs to the share of a node: files are spread by the zlib.crc32 of their path."""
+    return zlib.crc32(os.fsencode(path)) % nodes == node
+
+
 def to_text(manifest: Manifest) -> str:
     """Return the text of a manifest's file."""
     body = _canonical({one.name: getattr(manifest, one.name) for one in fields(manifest)})

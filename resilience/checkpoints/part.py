@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         node: int
         """Number of this rank's node; 0 if unknown."""
         nodes: int
-        """Number of nodes; 0 or 1: one, or unknown."""
+        """Number of nodes; 1 if unknown."""
         is_first: bool
         is_first_of_node: bool
         run: str
@@ -122,8 +122,11 @@ class Part:
         try:
             self.path.mkdir(exist_ok=True)
         except OSError as error:
+            from resilience.checkpoints.worker import HINTS
+
             self.written(error)
-            raise CheckpointError(f"{self.path} cannot be created: {_words(error)}", hint=_hint(error)) from None
+            hint = HINTS.get(error.errno or 0, "check the file system")
+            raise CheckpointError(f"{self.path} cannot be created: {_words(error)}", hint=hint) from None
 
     def written(self, error: BaseException | None) -> None:
         """Note that this rank writes no more into the part: all is written, or writing failed."""
@@ -260,14 +263,3 @@ class Part:
 
 def _words(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
-
-
-def _hint(error: OSError) -> str:
-    import errno
-
-    hints = {
-        errno.ENOSPC: "the disk is full, or out of inodes: resil ckpt prune, resil watch fs",
-        errno.EDQUOT: "the quota is used up: resil ckpt prune, resil watch fs",
-        errno.EROFS: "the file system is mounted read-only",
-    }
-    return hints.get(error.errno or 0, "check the file system")

@@ -6,10 +6,8 @@ child process beside the training (`start_prune`), because deleting 40,000 files
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -26,10 +24,6 @@ from resilience.errors import CheckpointError, ResilError
 
 TRUSTED_S = 24 * 3600.0
 """A checkpoint read and found good within this time is not read again; its sizes and structure are looked at."""
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "ppc64le": 273}
-"""Numbers of the system call ioprio_set(2) by machine."""
-_IDLE = 3 << 13
-"""The class IOPRIO_CLASS_IDLE, ioprio_set(2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +61,6 @@ def start_prune(store: StoreDirectory, policy: Policy, *, manage: bool = False) 
 
 def prune_job(job: dict[str, Any]) -> dict[str, Any]:
     """Do a job of the worker: `store`, `policy` and `manage`. See `run`."""
-    _yield_the_disk()
     values = dict(job["policy"])
     best = values.pop("best")
     policy = Policy(**values, best=Best(**best) if best else None)
@@ -193,13 +186,3 @@ def _discard(store: StoreDirectory, checkpoint: Checkpoint, failed: list[str]) -
 def _to_record(pruned: Pruned) -> dict[str, Any]:
     deleted = [one.name for one in pruned.deleted]
     return {"deleted": deleted, "freed_bytes": pruned.freed_bytes, "failed": pruned.failed[: trash.MOST_FAILURES]}
-
-
-def _yield_the_disk() -> None:
-    """Let this process use the disk only while no other does, where the kernel and its I/O scheduler can."""
-    number = _IOPRIO_SET.get(os.uname().machine)
-    if number is not None:
-        with suppress(ImportError, OSError):
-            import ctypes
-
-            ctypes.CDLL(None).syscall(number, 1, 0, _IDLE)  # 1: IOPRIO_WHO_PROCESS, 0: this one

@@ -102,8 +102,7 @@ class Look:
             mine = Verification("digest")
             if ranks.is_first_of_node:
                 deadline = time.monotonic() + self._budget_s
-                node, nodes = (ranks.node, ranks.nodes) if ranks.nodes > 1 else (0, 1)
-                mine = verify(checkpoint, "digest", node=node, nodes=nodes, deadline=deadline)
+                mine = verify(checkpoint, "digest", node=ranks.node, nodes=ranks.nodes, deadline=deadline)
             ranks.report(f"verified {key}", fault=_fault_text(mine))
             answer = wait_for(ranks, f"verified {key}", self._budget_s)
             if not answer.faults:

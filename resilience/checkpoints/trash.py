@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from contextlib import suppress
@@ -16,7 +15,6 @@ from resilience.errors import CheckpointError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from resilience.checkpoints.directory import StoreDirectory
 
@@ -97,7 +95,8 @@ def empty(
     failed: list[str] = []
     began = clock()
     for name in names:
-        for error in _delete(trash / name):
+        path = f"{trash}/{name}"
+        for error in _delete(path, os.path.isdir(path) and not os.path.islink(path)):
             if error is None:
                 deleted += 1
             elif len(failed) < MOST_FAILURES:
@@ -109,26 +108,14 @@ def empty(
     return Emptied(deleted, tuple(failed))
 
 
-def _delete(path: Path | str) -> Iterator[OSError | None]:
+def _delete(path: str, is_directory: bool) -> Iterator[OSError | None]:
     """Delete a file or a directory with its content; yield None for each thing deleted, and the error of each other."""
     try:
-        os.unlink(path)
-        yield None
-        return
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        if error.errno not in (errno.EISDIR, errno.EPERM):  # of a directory: Linux, POSIX (unlink(2))
-            yield error
-            return
-        if not os.path.isdir(path) or os.path.islink(path):
-            yield error
-            return
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                yield from _delete(entry.path)
-        os.rmdir(path)
+        if is_directory:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    yield from _delete(entry.path, entry.is_dir(follow_symlinks=False))
+        (os.rmdir if is_directory else os.unlink)(path)
         yield None
     except FileNotFoundError:
         return

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import os
 import time
-import zlib
 from dataclasses import dataclass
 
 from resilience.base.files import kind_of
 from resilience.checkpoints.digest import OutOfTime, digest_file
 from resilience.checkpoints.directory import Checkpoint
 from resilience.checkpoints.formats import Content, Fault, check_content
-from resilience.checkpoints.manifest import DamagedManifest, FileEntry, Manifest
+from resilience.checkpoints.manifest import DamagedManifest, FileEntry, Manifest, in_share
 from resilience.errors import CheckpointError
 
-__all__ = ["LEVELS", "Fault", "Verification", "in_share", "verify"]
+__all__ = ["LEVELS", "Fault", "Verification", "verify"]
 
 LEVELS = ("sizes", "structure", "digest")
 
@@ -73,7 +72,7 @@ def verify(
         os.lstat(checkpoint.path)  # gone, or not mounted, is not damaged
         manifest = checkpoint.manifest()
         token = manifest.token
-        fault, unread = _look(checkpoint, manifest, level, node, max(nodes, 1), deadline)
+        fault, unread = _look(checkpoint, manifest, level, node, nodes, deadline)
         if fault is not None:
             os.lstat(checkpoint.path)  # it was pruned meanwhile
         return Verification(level, fault, unread, token=token)
@@ -127,8 +126,3 @@ def _check_size(checkpoint: Checkpoint, entry: FileEntry) -> Fault | None:
         what = "is truncated" if info.st_size < entry.size else "is too long"
         return Fault(name, expected, f"{info.st_size:,} bytes", what)
     return None
-
-
-def in_share(path: str, node: int, nodes: int) -> bool:
-    """Return whether a file belongs to the share of a node: files are spread by the zlib.crc32 of their path."""
-    return nodes <= 1 or zlib.crc32(path.encode("utf-8", "surrogateescape")) % nodes == node

@@ -32,10 +32,11 @@ JOBS = {
 }
 """Module and function of each job: it takes the job and returns the answer."""
 NICENESS = 10
-_HINTS = {
-    errno.ENOSPC: "free space: resil ckpt prune",
-    errno.EDQUOT: "your quota is full: resil ckpt prune",
-    errno.EROFS: "the file system is read-only: ask its administrators",
+"""From this the kernel derives the priority at the disk, too (ioprio_set(2))."""
+HINTS = {
+    errno.ENOSPC: "the disk is full, or out of inodes; free space: resil ckpt prune, resil watch fs",
+    errno.EDQUOT: "the quota is used up; free space: resil ckpt prune, resil watch fs",
+    errno.EROFS: "the file system is mounted read-only",
 }
 
 
@@ -49,7 +50,7 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
     except OSError as error:
         path = os.fsdecode(error.filename or os.path.join(job.get("store", ""), job.get("part", "")))
         text = f"{error.strerror or error}: {path}"
-        return {"error": text, "hint": _HINTS.get(error.errno or 0, ""), "transient": True}
+        return {"error": text, "hint": HINTS.get(error.errno or 0, ""), "transient": True}
     except Exception as error:
         return {
             "error": f"{type(error).__name__}: {error}",

@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -370,6 +368,9 @@ def test_a_directory_of_very_many_files_is_deleted_in_little_memory(
     class Entry:
         path = "/nowhere/very-many/file-with-an-ordinary-name-00001.pt"
 
+        def is_dir(self, *, follow_symlinks: bool) -> bool:
+            return follow_symlinks
+
     class Entries:
         def __enter__(self) -> Iterator[Entry]:
             return (Entry() for _ in range(count))
@@ -379,9 +380,7 @@ def test_a_directory_of_very_many_files_is_deleted_in_little_memory(
 
     def unlink(path: object) -> None:
         nonlocal deleted
-        if path != Entry.path:
-            raise IsADirectoryError(errno.EISDIR, "", str(path))
-        deleted += 1
+        deleted += path == Entry.path
 
     (store.path / TRASH).mkdir()
     (store.path / TRASH / "step-00000001.abcd").mkdir()
@@ -429,13 +428,3 @@ def test_a_hung_file_system_holds_up_the_child_and_not_the_training(store: Store
         assert max(*took_s, time.monotonic() - began) < 0.5
     assert steps(store) == [100, 200, 300, 400, 500]
     assert run(store).failed == () and steps(store) == [400, 500]
-
-
-def test_the_disk_is_left_to_others() -> None:
-    code = (
-        "from resilience.checkpoints import prune; import ctypes, os; prune._yield_the_disk()\n"
-        "number = {'x86_64': 252, 'aarch64': 31, 'ppc64le': 274}[os.uname().machine]\n"
-        "print(ctypes.CDLL(None).syscall(number, 1, 0) >> 13)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ended.stdout == "3\n", ended.stderr

@@ -87,6 +87,6 @@ def test_it_works_a_tenth_of_the_time_and_longer_pauses_spare_a_slow_file_server
 
 
 def test_only_so_many_failures_are_kept(store: StoreDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trash, "_delete", lambda path: iter([OSError(5, "Input/output error", "x")] * 20))
+    monkeypatch.setattr(trash, "_delete", lambda *path: iter([OSError(5, "Input/output error", "x")] * 20))
     discard(store, committed(store, 40))
     assert empty(store) == (0, ("cannot delete x: Input/output error",) * trash.MOST_FAILURES)

@@ -17,9 +17,9 @@ import pytest
 from resilience.checkpoints import verify as verify_module
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.formats import Content
-from resilience.checkpoints.manifest import FileEntry, to_text
+from resilience.checkpoints.manifest import FileEntry, in_share, to_text
 from resilience.checkpoints.verified import read_verified, write_verified
-from resilience.checkpoints.verify import LEVELS, Fault, Verification, in_share, verify
+from resilience.checkpoints.verify import LEVELS, Fault, Verification, verify
 from resilience.checkpoints.worker import do
 from tests.checkpoints.trees import (
     FORMATS,
