@@ -31,7 +31,7 @@ QUIET_S = 300.0
 """What changed within this time may still be written: by a slow rank, or to a slow file server."""
 PATTERNS = {"latest_checkpointed_iteration.txt": "iter_{step:07d}", "latest": "global_step{step}"}
 """How Megatron and DeepSpeed name what their trackers point to (`pattern` overrides)."""
-_FIELDS = ("run", "attempt", "label", "world", "layout", "started_at", "stall_s", "metrics")
+_FIELDS = ("run", "attempt", "label", "world", "started_at", "stall_s", "metrics")
 _HF_FIRST, _HF_LAST = "training_args.bin", "trainer_state.json"
 """The Trainer of transformers writes one with the model, and the other when rank 0 has saved everything else."""
 
@@ -156,7 +156,7 @@ def seal(store: StoreDirectory, name: str, step: int, **fields: Any) -> Checkpoi
         store: the directory of checkpoints.
         name: a directory or a file in it.
         step: number of completed steps.
-        **fields: of the manifest, as known: run, attempt, label, world, layout, metrics; and started_at, stall_s if it
+        **fields: of the manifest, as known: run, attempt, label, world, metrics; and started_at, stall_s if it
             is sealed as part of its save.
 
     Raises:

@@ -68,7 +68,7 @@ def commit(
     Args:
         store: the directory of checkpoints.
         part: the part's name, which says step and attempt.
-        fields: of the manifest: run, label, world, layout, started_at, stall_s, metrics.
+        fields: of the manifest: run, label, world, started_at, stall_s, metrics.
         nodes: number of shares to expect; with one node, its files are digested here.
         reuse: whether a file that an earlier checkpoint has may become a hard link to that.
 

@@ -53,7 +53,6 @@ class Manifest:
         step: number of completed steps.
         label: its name for people; empty without one.
         world: number of ranks that saved it; 0: unknown.
-        layout: how the state is sharded, as the training describes it; opaque.
         started_at, durable_at: seconds since the epoch.
         stall_s: how long the training waited, in seconds; None: unknown.
         algorithm: of the digests, one of ALGORITHMS.
@@ -70,7 +69,6 @@ class Manifest:
     attempt: int = 0
     label: str = ""
     world: int = 0
-    layout: str = ""
     started_at: float = 0.0
     durable_at: float = 0.0
     stall_s: float | None = None

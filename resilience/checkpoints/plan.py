@@ -190,11 +190,14 @@ def plan(known: Known) -> Plan:
         for room in known.rooms
         if room.kind in known.size
     )
+    shortest_s = max(costs.stall_s + costs.step_s, costs.durable_s / costs.in_flight)
     return Plan(
         cadence=cadence,
         interval_s=interval_s,
         choices=tuple(
-            _choice(factor, interval_s, known) for factor in FACTORS if _is_possible(factor, interval_s, costs)
+            _choice(factor * interval_s, known, is_chosen=factor == 1)
+            for factor in FACTORS
+            if factor == 1 or factor * interval_s > shortest_s
         ),
         horizon_s=horizon_s,
         saves=saves,
@@ -206,20 +209,15 @@ def plan(known: Known) -> Plan:
     )
 
 
-def _is_possible(factor: float, interval_s: float, costs: Costs) -> bool:
-    return factor == 1 or factor * interval_s > max(costs.stall_s + costs.step_s, costs.durable_s / costs.in_flight)
-
-
-def _choice(factor: float, interval_s: float, known: Known) -> Choice:
+def _choice(interval_s: float, known: Known, *, is_chosen: bool) -> Choice:
     costs, mtbf = known.costs, known.mtbf
-    interval_s *= factor
     return Choice(
         interval_s=interval_s,
         steps=max(1, round((interval_s - costs.stall_s) / costs.step_s)) if costs.step_s else 0,
         loss=loss_of(interval_s, costs, mtbf.likely_s),
         worst=loss_of(interval_s, costs, mtbf.low_s),
         best=loss_of(interval_s, costs, mtbf.high_s),
-        is_chosen=factor == 1,
+        is_chosen=is_chosen,
     )
 
 
@@ -235,9 +233,7 @@ def _kept(known: Known, saves: int, interval_s: float) -> int:
             name=str(number),
             step=known.step + number * max(1, steps),
             at=known.now + number * interval_s,
-            metrics={best.metric: number if best.mode == "min" else -number}
-            if best is not None
-            else {},  # the first is best
+            metrics={} if best is None else {best.metric: number if best.mode == "min" else -number},  # the first wins
             is_verified=True,
         )
         for number in range(1, count + 1)

@@ -21,7 +21,7 @@ from resilience.system.ports import iso_time
 
 NAMES_SHOWN = 4
 _FIELDS = (
-    "run", "attempt", "label", "world", "layout", "started_at", "durable_at", "stall_s", "algorithm", "metrics",
+    "run", "attempt", "label", "world", "started_at", "durable_at", "stall_s", "algorithm", "metrics",
     "size_bytes", "inodes",
 )  # fmt: skip
 
@@ -178,8 +178,6 @@ def _facts(row: Row, now: float) -> Iterator[tuple[str, str]]:
         yield "took", f"{format_duration(took_s)}, of which the training waited {format_duration(manifest.stall_s)}"
     if manifest.label:
         yield "label", manifest.label
-    if manifest.layout:
-        yield "layout", manifest.layout
     if manifest.metrics:
         yield "metrics", ", ".join(f"{name} {value:g}" for name, value in sorted(manifest.metrics.items()))
     size = format_bytes(manifest.size_bytes)

@@ -51,8 +51,10 @@ class Content:
         self.directories: dict[str, list[str]] = {"": []}
         for path in sizes:
             directory, _, name = path.rpartition("/")
-            if directory not in self.directories:
-                self.directories |= {parent: [] for parent in _parents(directory) if parent not in self.directories}
+            parent = directory
+            while parent not in self.directories:
+                self.directories[parent] = []
+                parent = parent.rpartition("/")[0]
             self.directories[directory].append(name)
 
     def read(self, path: str, size: int = -1, offset: int = 0) -> bytes:
@@ -81,6 +83,11 @@ class Content:
         return value
 
 
+def missing(path: str, expected: str) -> Fault:
+    """Return the fault of a file or a directory that is not there."""
+    return Fault(path, expected, "none", "is missing")
+
+
 def check_content(content: Content) -> Fault | None:
     """Return the first fault that any format finds, or None. Raise OSError if a file cannot be read."""
     from importlib import import_module
@@ -107,12 +114,6 @@ def first_gap(found: set[tuple[int, ...]]) -> tuple[int, ...] | None:
         if (gap := tuple(reversed(numbers))) not in found:
             return gap
     return None
-
-
-def _parents(directory: str) -> list[str]:
-    """Return `a`, `a/b` and `a/b/c`, given `a/b/c`."""
-    parts = directory.split("/")
-    return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def joined(directory: str, name: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from posixpath import normpath
 from typing import Any
 
-from resilience.checkpoints.formats import Content, Fault, joined
+from resilience.checkpoints.formats import Content, Fault, joined, missing
 from resilience.checkpoints.formats.zipfiles import check_zip
 
 TYPE_CHECKING = False
@@ -41,7 +41,7 @@ def check(content: Content) -> Iterator[Fault]:
         if METADATA in names:
             yield from _check_metadata(content, directory, has_shards=bool(shards))
         elif shards:
-            yield Fault(joined(directory, METADATA), f"a file beside {shards[0]}", "none", "is missing")
+            yield missing(joined(directory, METADATA), f"a file beside {shards[0]}")
 
 
 def _check_metadata(content: Content, directory: str, *, has_shards: bool) -> Iterator[Fault]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from resilience.checkpoints.formats import Content, Fault, first_gap, joined
+from resilience.checkpoints.formats import Content, Fault, first_gap, joined, missing
 
 _KINDS = {
     "optimizer": re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt"),
@@ -40,8 +40,7 @@ def check(content: Content) -> Iterator[Fault]:
             gap = first_gap(ranks) or min(ranks - set(named), default=None)
             if gap is not None:
                 example = next(iter(named.values()))
-                missing = joined(directory, _renumbered(example, gap))
-                yield Fault(missing, f"a file for each rank, as {example}", "none", "is missing")
+                yield missing(joined(directory, _renumbered(example, gap)), f"a file for each rank, as {example}")
 
 
 def _renumbered(name: str, numbers: tuple[int, ...]) -> str:
@@ -55,4 +54,4 @@ def _check_latest(content: Content, directory: str) -> Iterator[Fault]:
     tag = content.read(path, 100).decode("utf-8", "replace").strip()
     is_ours = _STEP.fullmatch(tag) or any(name.endswith("_model_states.pt") for name in content.sizes)
     if is_ours and joined(directory, tag) not in content.directories:
-        yield Fault(joined(directory, tag), f"a directory by {path}", "none", "is missing")
+        yield missing(joined(directory, tag), f"a directory by {path}")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from resilience.checkpoints.formats import MOST_JSON_BYTES, Content, Fault, joined
+from resilience.checkpoints.formats import MOST_JSON_BYTES, Content, Fault, joined, missing
 from resilience.checkpoints.formats.safetensors import read_header
 
 _INDEX = (".safetensors.index.json", ".bin.index.json")
@@ -30,7 +30,7 @@ def check(content: Content) -> Iterator[Fault]:
             count, number = int(match[3]), int(match[2])
             follower = f"{match[1]}-{number % max(count, 1) + 1:05d}-of-{match[3]}{match[4]}"
             if 1 <= number <= count and joined(directory, follower) not in content.sizes:  # others count from 0
-                yield Fault(joined(directory, follower), f"a file beside {name}", "none", "is missing")
+                yield missing(joined(directory, follower), f"a file beside {name}")
 
 
 def _check_index(content: Content, directory: str, path: str, index: dict[str, Any]) -> Iterator[Fault]:
@@ -42,11 +42,11 @@ def _check_index(content: Content, directory: str, path: str, index: dict[str, A
         yield Fault(path, "a map of tensors to files", repr(error), "is damaged")
     for shard, names in shards.items():
         if shard not in content.sizes:
-            yield Fault(shard, f"a file with {len(names)} tensors by {path}", "none", "is missing")
+            yield missing(shard, f"a file with {len(names)} tensors by {path}")
         elif shard.endswith(".safetensors"):
             header = read_header(content, shard)
             if isinstance(header, Fault):
                 yield header
-            elif missing := next((name for name in names if name not in header), ""):
+            elif absent := next((name for name in names if name not in header), ""):
                 other = next((name for name in header if name), "none")
-                yield Fault(shard, f"tensor {missing} by {path}", other, "has other tensors")
+                yield Fault(shard, f"tensor {absent} by {path}", other, "has other tensors")

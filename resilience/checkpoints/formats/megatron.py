@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from resilience.checkpoints.formats import Content, Fault, first_gap, joined
+from resilience.checkpoints.formats import Content, Fault, first_gap, joined, missing
 from resilience.checkpoints.formats.dcp import METADATA
 
 _RANK = re.compile(r"(.*/)?mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
@@ -27,7 +27,7 @@ def check(content: Content) -> Iterator[Fault]:
             text = content.read(joined(directory, _TRACKER), 100).decode("utf-8", "replace").strip()
             name = f"iter_{int(text):07d}" if text.isdecimal() else text
             if joined(directory, name) not in content.directories or not name:
-                yield Fault(joined(directory, name), f"a directory by {_TRACKER}", "none", "is missing")
+                yield missing(joined(directory, name), f"a directory by {_TRACKER}")
         match = _RANK.fullmatch(directory)
         if match and any(name in names for name in _FILES):
             numbers = tuple(int(number) for number in match.groups()[1:] if number is not None)
@@ -47,7 +47,7 @@ def _check_ranks(content: Content, found: dict[tuple[int, ...], str]) -> Iterato
         numbers = "_".join(f"{number:0{3 if place else 2}d}" for place, number in enumerate(gap))
         file = next(name for name in _FILES if name in content.directories[example])
         path = joined(example.rpartition("mp_rank_")[0] + f"mp_rank_{numbers}", file)
-        yield Fault(path, f"a file for each rank, as in {example}", "none", "is missing")
+        yield missing(path, f"a file for each rank, as in {example}")
 
 
 def _check_torch_dist(content: Content, directory: str, names: list[str]) -> Iterator[Fault]:
@@ -60,4 +60,4 @@ def _check_torch_dist(content: Content, directory: str, names: list[str]) -> Ite
         # Until 2025, `common.pt` held what is not sharded.
         for name in (METADATA, *(["common.pt"] if metadata.get("common_backend") == "torch" else [])):
             if name not in names:
-                yield Fault(joined(directory, name), f"a file by {path}", "none", "is missing")
+                yield missing(joined(directory, name), f"a file by {path}")

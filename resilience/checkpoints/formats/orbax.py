@@ -10,11 +10,10 @@ import json
 import re
 from collections.abc import Iterator
 
-from resilience.checkpoints.formats import Content, Fault, joined
+from resilience.checkpoints.formats import Content, Fault, joined, missing
 
 METADATA, TREE, MANIFEST = "_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"
 _MAGIC = bytes.fromhex("0cdb3a2a")
-# A tree of texts only is in a file of its own.
 _ARRAY = re.compile(r'"value_type": "(jax\.Array|np\.ndarray)"')
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
@@ -34,7 +33,7 @@ def check(content: Content) -> Iterator[Fault]:
             elif (
                 tree.get("use_ocdbt") and _ARRAY.search(json.dumps(tree.get("tree_metadata"))) and MANIFEST not in names
             ):
-                yield Fault(joined(directory, MANIFEST), f"a manifest by {TREE}", "none", "is missing")
+                yield missing(joined(directory, MANIFEST), f"a manifest by {TREE}")
         if MANIFEST in names:
             yield from _check_manifest(content, joined(directory, MANIFEST))
 
@@ -50,7 +49,7 @@ def _check_metadata(content: Content, directory: str) -> Iterator[Fault]:
     items = metadata.get("item_handlers")
     for item in items if isinstance(items, dict) else ():
         if joined(directory, item) not in content.directories:
-            yield Fault(joined(directory, item), f"an item by {METADATA}", "none", "is missing")
+            yield missing(joined(directory, item), f"an item by {METADATA}")
 
 
 def _check_manifest(content: Content, path: str) -> Iterator[Fault]:

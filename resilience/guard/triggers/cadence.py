@@ -224,7 +224,7 @@ def read_past(run_dir: str, attempt: int) -> list[Past]:
 def _read_attempt(folder: str, number: int) -> Past | None:
     start = _fields(os.path.join(folder, layout.attempt_file(number)))
     end = _fields(os.path.join(folder, layout.attempt_end_file(number)))
-    if end.get("launched") == "false":
+    if end.get("launched") == "False":
         return None
     try:
         began = float(start["start"])
@@ -240,11 +240,8 @@ def _read_attempt(folder: str, number: int) -> Past | None:
 
 
 def _fields(path: str) -> dict[str, str]:
-    """Return the numbers and words of a file of the batch shell, one `key = value` in a line (tomllib costs 4 ms)."""
+    """Return the fields of a file of the batch shell; none without a file."""
+    from resilience.switch import parse_fields
+
     found = read_regular(path)
-    lines = [] if found is None else found[0].decode("utf-8", "replace").splitlines()
-    return {
-        key.strip(): value.strip().strip('"')
-        for key, is_field, value in (line.partition("=") for line in lines)
-        if is_field
-    }
+    return {} if found is None else parse_fields(found[0])
