@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 CHUNK_BYTES = 2**20
+AHEAD_BYTES = 2**24
+"""The kernel is asked for this much at a time, before it is read: its own 128 KiB leave a fast disk half idle."""
 MOST_FILES = 500_000
 """Of a checkpoint: half a million take 300 MB of memory to commit, and minutes to open on a file server."""
 
@@ -103,14 +105,19 @@ def digest_file(
     CheckpointError if the algorithm is not known here; OutOfTime at the `deadline` of time.monotonic().
     """
     digest = _digest(algorithm)
-    size = 0
+    size = asked = 0
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if sync:
             os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         buffer = memoryview(bytearray(min(os.fstat(descriptor).st_size + 1, CHUNK_BYTES)))
-        while count := os.readv(descriptor, [buffer]):
+        while True:
+            if not sync and size + AHEAD_BYTES > asked:
+                _read_ahead(descriptor, asked)
+                asked += AHEAD_BYTES
+            if not (count := os.readv(descriptor, [buffer])):
+                break
             if deadline is not None and time.monotonic() >= deadline:
                 raise OutOfTime
             digest.update(buffer[:count])
@@ -123,6 +130,14 @@ def digest_file(
     finally:
         os.close(descriptor)
     return size, digest.hexdigest()
+
+
+def _read_ahead(descriptor: int, offset: int) -> None:
+    """Let the kernel read the next part of a file, unless it is in the page cache: each of its pages would be asked."""
+    try:
+        os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except OSError:  # not in the page cache, or the file system does not tell
+        os.posix_fadvise(descriptor, offset, AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 
 
 def sync_file(path: str | Path) -> None:
