@@ -11,6 +11,8 @@ import typer
 from resilience.cli.options import ConfigOption, JsonOption, RunArgument, duration_s, open_project
 from resilience.cli.output import clean, paint, print_json, print_table
 from resilience.errors import ProbeError, UsageError
+from resilience.messages import plural
+from resilience.quantities import format_bytes, format_duration, parse_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +59,6 @@ def plan(
     calculator.
     """
     from resilience.checkpoints.plan import plan as decide_plan
-    from resilience.quantities import parse_bytes
 
     found = Found()
     for name, value in (("stall_s", stall_s), ("durable_s", save_s), ("step_s", step_s), ("restart_s", restart_s)):
@@ -68,8 +69,7 @@ def plan(
     found.add("bytes", parse_bytes(size) if size else None, "given")
     if run or not {"stall_s", "durable_s"} & found.values.keys():
         project = open_project(config)
-        directory = project.existing(run)
-        _look(found, project, directory)
+        _look(found, project, project.existing(run))
     known = found.known()
     report = decide_plan(known)
     if as_json:
@@ -108,7 +108,7 @@ class Found:
 
     def known(self) -> Known:
         """Return what the plan needs; what nobody knows is assumed, and said to be."""
-        from resilience.cadence import AUTO, Costs, measured_mtbf
+        from resilience.cadence import Costs, measured_mtbf
         from resilience.checkpoints.plan import BYTES, INODES, Known
         from resilience.guard.settings import GuardSettings
 
@@ -118,17 +118,14 @@ class Found:
         self.add("durable_s", values["stall_s"], "the training waits for the whole save")
         self.add("mtbf", measured_mtbf(0, 0.0), "")
         values["durable_s"] = max(values["durable_s"], values["stall_s"])
-        costs = Costs(
-            **{name: values[name] for name in ("stall_s", "durable_s")},
-            **{name: values.get(name, 0.0) for name in ("step_s", "restart_s")},
-            in_flight=values.get("in_flight", 1),
-        )
-        names = ("mtbf", "redo_max_s", "rooms", "left_s", "since_save_s", "policy", "step", "now")
+
+        def of(*names: str) -> dict[str, Any]:
+            return {name: values[name] for name in names if name in values}
+
         return Known(
-            costs=costs,
-            every=values.get("every", AUTO),
-            size={kind: values[kind] for kind in (BYTES, INODES) if kind in values},
-            **{name: values[name] for name in names if name in values},
+            costs=Costs(**of("stall_s", "durable_s", "step_s", "restart_s", "in_flight")),
+            size=of(BYTES, INODES),
+            **of("mtbf", "every", "redo_max_s", "rooms", "left_s", "since_save_s", "policy", "step", "now"),
         )
 
 
@@ -169,7 +166,7 @@ def _add_measured(found: Found, directory: RunDirectory) -> None:
 
     text = read_regular(directory.path / layout.LEARNED / "0.json")
     measured = read_measured(text[0]) if text is not None else Measured()
-    saves = f"of {measured.saves} save{'s' * (measured.saves != 1)}"
+    saves = f"of {plural(measured.saves, 'save')}"
     found.add("stall_s", measured.stall_s, f"median {saves}")
     found.add("durable_s", measured.durable_s, f"slowest {saves}")
     found.add("step_s", measured.step_s, "median of recent steps")
@@ -252,8 +249,6 @@ def _read_rooms(project: Project, store: Path) -> tuple[dict[str, float], tuple[
 
 
 def _show(found: Found, known: Known, report: Plan) -> None:
-    from resilience.quantities import format_duration
-
     cadence = report.cadence
     is_set = not known.every.is_auto and report.interval_s != cadence.interval_s
     if is_set:
@@ -277,8 +272,7 @@ def _show(found: Found, known: Known, report: Plan) -> None:
 
 
 def _cadence(cadence: Any) -> str:
-    steps = f" ({cadence.steps:,} step{'s' * (cadence.steps != 1)})" if cadence.steps else ""
-    return f"{_seconds(cadence.interval_s)}{steps}"
+    return _seconds(cadence.interval_s) + (f" ({plural(cadence.steps, 'step')})" if cadence.steps else "")
 
 
 def _inputs(found: Found, known: Known) -> Iterator[tuple[str, str, str]]:
@@ -324,22 +318,16 @@ def _notes(found: Found, known: Known, report: Plan) -> Iterator[str]:
         yield f"the next save is due {when}, takes {_seconds(known.costs.durable_s)}{end}{late}"
     for fit in report.fits:
         kind = fit.room.kind
-        free = f"{clean(fit.room.name)}: {_amount(fit.room.free, kind)} free"
-        if fit.fits:
-            yield f"{free}: all fit"
-        else:
-            why = (
-                "the next checkpoint does not fit"
-                if not fit.next_fits
-                else f"the next fits, not all {_amount(fit.more, kind)}"
-            )
-            yield f"{free}: {paint(why, 'red' if not fit.next_fits else 'yellow')}"
+        verdict = "all fit"
+        if not fit.fits and fit.next_fits:
+            verdict = paint(f"the next fits, not all {_amount(fit.more, kind)}", "yellow")
+        elif not fit.fits:
+            verdict = paint("the next checkpoint does not fit", "red")
+        yield f"{clean(fit.room.name)}: {_amount(fit.room.free, kind)} free: {verdict}"
     yield from map(clean, found.notes)
 
 
 def _amount(count: float, kind: str) -> str:
-    from resilience.quantities import format_bytes
-
     return format_bytes(count) if kind == "bytes" else f"{count:,.0f} inodes"
 
 
@@ -348,6 +336,4 @@ def _percent(share: float) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    from resilience.quantities import format_duration
-
     return format_duration(round(seconds, 1) if seconds < 10 else round(seconds)) if math.isfinite(seconds) else "never"
