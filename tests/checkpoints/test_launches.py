@@ -41,7 +41,7 @@ def test_a_rank_that_fails_and_a_rank_that_is_killed_in_its_save_end_it_on_all(t
 
 def test_a_rank_that_never_writes_ends_the_save_at_the_deadline(tmp_path: Path) -> None:
     plan = [(10, "", 0), (20, "hang", 1)]
-    with a_launch(tmp_path, plan, exit_timeout_s=1.0) as launch:
+    with a_launch(tmp_path, plan, exit_timeout_s=2.0) as launch:
         codes = launch.wait()
         assert 0 not in codes
         for rank in range(3):
