@@ -27,8 +27,14 @@ ACCELERATE += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_po
 
 def needs(*libraries: str) -> pytest.MarkDecorator:
     """Skip, with the reason, if a library of the integration is not installed."""
-    missing = [library for library in libraries if importlib.util.find_spec(library) is None]
+    missing = [library for library in libraries if not is_installed(library)]
     return pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} not installed (pip install)")
+
+
+def is_installed(library: str) -> bool:
+    """Return whether a library, or a module of one, can be imported."""
+    parent = library.rpartition(".")[0]
+    return (not parent or is_installed(parent)) and importlib.util.find_spec(library) is not None
 
 
 class Launched:

@@ -37,7 +37,7 @@ def newest_step(disk: Path) -> int:
     """Return the step of the newest checkpoint, as the next job finds it."""
     checkpoint = Store(disk / "checkpoints").latest()
     assert checkpoint is not None
-    return checkpoint.step
+    return int(checkpoint.step)
 
 
 @pytest.mark.parametrize("form", FORMS)
