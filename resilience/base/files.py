@@ -73,7 +73,11 @@ def read_regular(
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        return os.read(descriptor, limit_bytes), info
+        content = b""
+        # Not once: before a page that cannot be read, read(2) returns what precedes it, as if the file ended there.
+        while more := os.read(descriptor, min(limit_bytes - len(content), max(info.st_size + 1, LIMIT_BYTES))):
+            content += more
+        return content, info
     finally:
         os.close(descriptor)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from resilience.base.files import read_regular, replace_file, sync_directory
+from resilience.checkpoints import fence
 from resilience.checkpoints.digest import best_algorithm, digest_file, list_files
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.formats import Content, Fault, check_content
@@ -160,7 +161,8 @@ def seal(store: StoreDirectory, name: str, step: int, **fields: Any) -> Checkpoi
             is sealed as part of its save.
 
     Raises:
-        CheckpointError: it is not complete, or changed meanwhile (transient). Nothing was written.
+        CheckpointError: it is not complete, or changed meanwhile (transient), or a newer attempt than `attempt` has
+            begun. Nothing was written.
         OSError: what could not be read, or written.
     """
     path = store.path / name
@@ -185,6 +187,7 @@ def seal(store: StoreDirectory, name: str, step: int, **fields: Any) -> Checkpoi
         directories=len(before.directories),
     )
     checkpoint = Checkpoint(store.path, name, step, seal_name(step, name))
+    fence.check(store, manifest.attempt)
     replace_file(checkpoint.manifest_path, to_text(manifest), mode=0o644, durable=True)
     for other in os.listdir(store.own / SEALS):
         parsed = parse_seal(other)
@@ -195,8 +198,9 @@ def seal(store: StoreDirectory, name: str, step: int, **fields: Any) -> Checkpoi
 
 def remove_orphans(store: StoreDirectory) -> int:
     """Remove the seals of checkpoints that their framework has deleted; return how many. Raise OSError."""
-    names, count = set(os.listdir(store.path)), 0
-    for file_name in os.listdir(store.own / SEALS):
+    seals, count = os.listdir(store.own / SEALS), 0  # listed first: a new checkpoint is there before its seal
+    names = set(os.listdir(store.path))
+    for file_name in seals:
         parsed = parse_seal(file_name)
         if parsed is not None and parsed[1] not in names:
             with suppress(FileNotFoundError):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resilience.base.files import create_file, read_regular, replace_file, sync_directory
+from resilience.base.files import NOT_REGULAR, create_file, read_regular, replace_file, sync_directory
 from resilience.checkpoints.manifest import DamagedManifest, Manifest, from_text, new_token
 from resilience.checkpoints.names import (
     ATTEMPTS,
@@ -65,7 +66,12 @@ class Checkpoint:
 
     def manifest(self) -> Manifest:
         """Read its manifest. Raise DamagedManifest if there is none or it is damaged; NewerManifest; OSError."""
-        found = read_regular(self.manifest_path, limit_bytes=MOST_MANIFEST_BYTES)
+        try:
+            found = read_regular(self.manifest_path, limit_bytes=MOST_MANIFEST_BYTES)
+        except OSError as error:
+            if error.errno in {*NOT_REGULAR, errno.ENOTDIR}:
+                raise DamagedManifest(f"{self.manifest_path} is not a file") from None
+            raise
         if found is None:
             raise DamagedManifest(f"{self.manifest_path} does not exist")
         manifest = from_text(found[0], str(self.manifest_path))
@@ -102,10 +108,10 @@ class StoreDirectory:
         """
         store = cls(path)
         store.path.mkdir(parents=True, exist_ok=True)
-        for name in ("", SEALS, PINS, VERIFIED, ATTEMPTS):
-            (store.own / name).mkdir(exist_ok=True)
+        for path in (store.own, *(store.own / name for name in (SEALS, PINS, VERIFIED, ATTEMPTS)), store.path / TRASH):
+            path.mkdir(exist_ok=True)  # before the disk is full: then they could not be made
         text = json.dumps({"format": FORMAT, "run": run, "id": new_token()}) + "\n"
-        if create_file(store.own / STORE, text, mode=0o644):
+        if not os.path.lexists(store.own / STORE) and create_file(store.own / STORE, text, mode=0o644):
             sync_directory(store.own)
         owner = store.run()
         if run and owner and owner != run:
@@ -146,8 +152,14 @@ class StoreDirectory:
 
         Of one step, the one that replaces the others is last.
         """
-        names = set(os.listdir(self.path))
-        found = [Checkpoint(self.path, name, step) for name in names if (step := parse_committed(name)) is not None]
+        names = set()
+        found = []
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                names.add(entry.name)
+                step = parse_committed(entry.name)
+                if step is not None and not entry.is_file(follow_symlinks=False):
+                    found.append(Checkpoint(self.path, entry.name, step))
         for file_name in list_names(self.own / SEALS):
             seal = parse_seal(file_name)
             if seal is not None and seal[1] in names:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -165,7 +166,8 @@ def _look(checkpoint: Checkpoint, now: float) -> Verification:
     if known is not None and known.level == "digest" and 0 <= now - known.at < TRUSTED_S:
         return verify(checkpoint, "structure") if known.fault is None else Verification("digest", known.fault)
     found = verify(checkpoint, "digest")
-    write_verified(checkpoint, found, now)
+    with suppress(OSError):  # on a full disk: there is the more reason to delete
+        write_verified(checkpoint, found, now)
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from resilience.checkpoints import starts
@@ -171,10 +171,13 @@ class Look:
         return self._may_load(checkpoint)
 
     def _may_load(self, checkpoint: Checkpoint) -> bool:
-        """Return whether not too many starts have died while loading a checkpoint."""
+        """Return whether not too many starts have died while loading a checkpoint. Raise OSError."""
         if not self._ranks.attempt or self._reads_only:
             return True
         last = starts.read_start(self._store)
+        if last.is_loading and starts.was_ended(self._ranks.run_dir, last.attempt):
+            last = replace(last, is_loading=False)
+            self._note(last)
         died = starts.deaths(last, self._ranks.attempt, checkpoint.name)
         if len(died) < starts.MOST_DEATHS:
             return True
@@ -182,12 +185,22 @@ class Look:
         if last.blamed:
             self._ranks.warn(
                 f"attempts {attempts} died while loading {checkpoint.name}, as others did with {last.blamed}, which "
-                "was set aside: the checkpoints are probably not the cause. Look at the end of the attempts: resil why"
+                "was set aside: the checkpoints are probably not the cause. See how the attempts ended: resil why. "
+                f"To use the newer one again: resil ckpt restore {last.blamed}"
             )
             return True
-        starts.blame(self._store, checkpoint.name)
+        self._note(replace(last, is_loading=False, died=(), blamed=checkpoint.name))
         self._drop(checkpoint, None, f"attempts {attempts} died while loading it")
         return False
+
+    def _note(self, start: starts.Start) -> None:
+        try:
+            starts.write_start(self._store, start)
+        except OSError as error:
+            self._warn_of(error)
+
+    def _warn_of(self, error: OSError) -> None:
+        self._ranks.warn(f"{self._store.own} cannot be written: {error.strerror}. The start is not recorded there")
 
     def _drop(self, checkpoint: Checkpoint, fault: Fault | None, why: str) -> None:
         """Set a checkpoint aside where that is allowed, and pass it over in any case."""
@@ -219,7 +232,7 @@ class Look:
                 write_verified(checkpoint, verification, time.time())
             starts.begin(self._store, self._ranks.attempt, checkpoint.name)
         except OSError as error:
-            self._ranks.warn(f"{self._store.own} cannot be written: {error.strerror}. The start is not recorded there")
+            self._warn_of(error)
 
 
 # ---- between ranks --------------------------------------------------------------------------------------------------

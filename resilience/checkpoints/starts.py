@@ -6,10 +6,13 @@ trainings write it: a script that only loads a model, or an attempt without numb
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, fields, replace
 
+from resilience.base.files import read_regular
 from resilience.checkpoints.directory import read_record, write_record
 from resilience.checkpoints.names import STARTS
+from resilience.layout import ATTEMPTS, attempt_end_file, attempt_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ def begin(store: StoreDirectory, attempt: int, checkpoint: str) -> None:
     """Record that an attempt begins to load a checkpoint. Raise OSError."""
     last = read_start(store)
     died = deaths(last, attempt, checkpoint)
-    _write(store, Start(attempt=attempt, checkpoint=checkpoint, is_loading=True, died=died, blamed=last.blamed))
+    write_start(store, Start(attempt=attempt, checkpoint=checkpoint, is_loading=True, died=died, blamed=last.blamed))
 
 
 def end(store: StoreDirectory, attempt: int, *, is_past_load: bool) -> None:
@@ -61,12 +64,25 @@ def end(store: StoreDirectory, attempt: int, *, is_past_load: bool) -> None:
     last = read_start(store)
     if last.attempt == attempt and last.is_loading:
         died, blamed = ((), "") if is_past_load else (last.died, last.blamed)
-        _write(store, replace(last, is_loading=False, died=died, blamed=blamed))
+        write_start(store, replace(last, is_loading=False, died=died, blamed=blamed))
 
 
-def blame(store: StoreDirectory, checkpoint: str) -> None:
-    """Record that a checkpoint was set aside because starts died while loading it. Raise OSError."""
-    _write(store, replace(read_start(store), is_loading=False, died=(), blamed=checkpoint))
+def was_ended(run_dir: str, attempt: int) -> bool:
+    """Return whether an attempt was ended from outside, or on purpose, as far as the run directory tells: by a time
+    limit, a cancel, a preemption, a lost node, a stop. It has not died of what it loaded."""
+    if not run_dir:
+        return False
+    import tomllib
+
+    directory = os.path.join(run_dir, ATTEMPTS)
+    try:
+        found = read_regular(os.path.join(directory, attempt_end_file(attempt)))
+        if found is None:  # claimed, and no end recorded: its node was lost, or all was killed at once
+            return os.path.lexists(os.path.join(directory, attempt_file(attempt)))
+        end = tomllib.loads(found[0].decode())
+    except (OSError, ValueError):
+        return True  # unknown is no evidence against a checkpoint
+    return end.get("end") != "exited"
 
 
 def read_start(store: StoreDirectory) -> Start:
@@ -79,5 +95,6 @@ def read_start(store: StoreDirectory) -> Start:
         return Start()
 
 
-def _write(store: StoreDirectory, start: Start) -> None:
+def write_start(store: StoreDirectory, start: Start) -> None:
+    """Replace the record. Raise OSError."""
     write_record(store.own / STARTS, asdict(start))

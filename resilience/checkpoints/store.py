@@ -136,11 +136,14 @@ class Store:
                 f"{launched} ranks cannot choose a checkpoint together before their guards have started",
                 hint="call store.latest() inside of `with TrainingGuard.from_env(store=store):`",
             )
-        record = _read_record(self._run_dir)
-        if not os.path.lexists(self._directory.own):
-            self._refuse_vanished(record)
-            return None
-        earlier = self._missing(record, self._directory.ident())
+        try:
+            record = _read_record(self._run_dir)
+            if not os.path.lexists(self._directory.own):
+                self._refuse_vanished(record)
+                return None
+            earlier = self._missing(record, self._directory.ident())
+        except OSError as error:
+            raise _cannot_be_used(self.path, error) from None
         budget_s = self.settings.verify_budget_s
         return Look(self._directory, Alone(), budget_s=budget_s, earlier=earlier, reads_only=True).choose().checkpoint
 
@@ -183,11 +186,7 @@ class Store:
         try:
             self._session = self._open_first(ranks)
         except OSError as error:
-            refusal = CheckpointError(
-                f"the directory of checkpoints {self.path} cannot be used: {error.strerror}",
-                hint="check the path, and that it is mounted and writable",
-                transient=True,
-            )
+            refusal = _cannot_be_used(self.path, error)
             ranks.report("store", fault=str(refusal))
             raise refusal from None
         except CheckpointError as error:
@@ -427,6 +426,15 @@ class Store:
     def _sweep(self) -> None:
         """On rank 0: discard the parts of failed saves that no rank writes any more."""
         self._parts = [part for part in self._parts if not part.is_settled()]
+
+
+def _cannot_be_used(path: Path, error: OSError) -> CheckpointError:
+    where = f" ({error.filename})" if error.filename else ""
+    return CheckpointError(
+        f"the directory of checkpoints {path} cannot be used: {error.strerror or error}{where}",
+        hint="check that it is mounted, writable and not full: resil watch fs, resil ckpt prune",
+        transient=True,
+    )
 
 
 def _launched_ranks(environ: Mapping[str, str]) -> int:

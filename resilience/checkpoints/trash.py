@@ -42,15 +42,16 @@ class Emptied(NamedTuple):
 def discard(store: StoreDirectory, name: str, *, seal: str = "") -> None:
     """Take a checkpoint or a part away, by one rename. `seal`: its seal's file name, if a framework named it.
 
-    A seal goes first: data without a seal is no checkpoint. Raise OSError; FileNotFoundError if there is none.
+    The seal goes last: it is ignored without its checkpoint, which otherwise would not be one any more if the rename
+    failed. Raise OSError; FileNotFoundError if there is none.
     """
     trash = store.path / TRASH
     with suppress(FileExistsError):
         trash.mkdir()
+    os.rename(store.path / name, trash / f"{name}.{os.urandom(4).hex()}")
     if seal:
         with suppress(FileNotFoundError):
             os.unlink(store.own / SEALS / seal)
-    os.rename(store.path / name, trash / f"{name}.{os.urandom(4).hex()}")
     with suppress(OSError):  # of no use without it, and known by its token as another's
         os.unlink(store.own / VERIFIED / f"{name}.json")
 

@@ -49,6 +49,15 @@ def test_a_read_is_limited(tmp_path: Path) -> None:
     assert found is not None and len(found[0]) == LIMIT_BYTES
 
 
+def test_a_read_that_ends_early_is_not_the_end_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """read(2) returns what precedes a page that cannot be read, and the error only when it is called again."""
+    (tmp_path / "manifest").write_bytes(b"x" * 9000)
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 4096)))
+    found = read_regular(tmp_path / "manifest")
+    assert found is not None and len(found[0]) == 9000
+
+
 class Odd(NamedTuple):
     """A file that is not regular: how to create it, its kind, and the error number of a read."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.checkpoints import adopt
+from resilience.checkpoints import adopt, fence
 from resilience.checkpoints.adopt import QUIET_S, Found, find_new, seal, seal_job
 from resilience.checkpoints.digest import digest_file
 from resilience.checkpoints.directory import StoreDirectory
@@ -270,3 +270,14 @@ def test_a_seal_of_another_step_is_replaced(store: StoreDirectory) -> None:
     hf(store.path, 500)
     seal(store, "checkpoint-500", 5)
     assert [one.step for one in (seal(store, "checkpoint-500", 500), *store.checkpoints())] == [500, 500]
+
+
+def test_an_attempt_that_was_overtaken_seals_nothing(tmp_path: Path) -> None:
+    store = StoreDirectory.create(tmp_path)
+    hf(tmp_path, 500)
+    fence.begin(store, 3)
+    with pytest.raises(CheckpointError, match="attempt 3 has begun, so attempt 2 no longer commits"):
+        seal_job({"store": str(tmp_path), "name": "checkpoint-500", "step": 500, "attempt": 2})
+    assert store.checkpoints() == []
+    seal_job({"store": str(tmp_path), "name": "checkpoint-500", "step": 500, "attempt": 3})
+    assert [one.step for one in store.checkpoints()] == [500]

@@ -18,7 +18,7 @@ from resilience.checkpoints import fence
 from resilience.checkpoints.commit import commit, write_share
 from resilience.checkpoints.digest import list_files
 from resilience.checkpoints.directory import StoreDirectory
-from resilience.checkpoints.names import MANIFEST, OWN, PINS
+from resilience.checkpoints.names import MANIFEST, OWN, PINS, TRASH
 from resilience.errors import CheckpointError
 from tests.checkpoints.saves import RUN, committed, content, listed, new_store, read, write_part
 from tests.checkpoints.trees import RECORDED
@@ -45,7 +45,7 @@ def test_a_commit_lists_the_save_and_says_what_is_in_it(store: StoreDirectory) -
         "name": "step-00000040", "bytes": size, "reused_bytes": 0, "inodes": 6, "digest_s": 0, "outcome": "committed"
     }  # fmt: skip
     assert (manifest.size_bytes, manifest.inodes) == (size, 6)
-    assert _names(store.path) == [OWN, "step-00000040"], "no part is left"
+    assert _names(store.path) == [OWN, TRASH, "step-00000040"], "no part is left"
     assert _names(one.path / OWN) == [MANIFEST]
 
 

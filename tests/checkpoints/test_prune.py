@@ -26,6 +26,7 @@ from resilience.checkpoints.pins import Pin, is_pinned, pin, read_pins, unpin
 from resilience.checkpoints.retention import Best, Kept, Policy
 from resilience.checkpoints.verify import verify
 from resilience.errors import UsageError
+from tests.lab.disks import fill, small_disk
 from tests.lab.hung import hung_directory
 from tests.system.writer import OF_THE_INTERPRETER, writer
 
@@ -198,6 +199,16 @@ def test_a_damaged_pin_pins(store: StoreDirectory) -> None:
     run(store)
     assert steps(store) == [100, 400, 500]
     assert is_pinned(store, "step-00000100") and read_pins(store) == {"step-00000100": Pin()}
+
+
+def test_a_full_disk_is_when_old_ones_are_deleted_and_a_start_is_not_refused(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "512k") as disk:
+        store = StoreDirectory.create(disk / "ckpt")
+        save(store, 100, 200, 300)
+        fill(disk)
+        assert StoreDirectory.create(disk / "ckpt").ident() == store.ident()
+        assert len(run(store).deleted) == 1
+        assert steps(store) == [200, 300] and store.trash() == []
 
 
 def test_what_is_pinned_while_prune_reads_stays(store: StoreDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +393,6 @@ def test_a_directory_of_very_many_files_is_deleted_in_little_memory(
         nonlocal deleted
         deleted += path == Entry.path
 
-    (store.path / TRASH).mkdir()
     (store.path / TRASH / "step-00000001.abcd").mkdir()
     slept: list[float] = []
     monkeypatch.setattr(os, "scandir", lambda path: Entries())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -287,6 +288,34 @@ def test_a_checkpoint_that_cannot_be_read_is_unknown_and_neither_set_aside_nor_s
     assert names(tmp_path / "ckpt") == ["step-00000100", "step-00000200"]
 
 
+@pytest.mark.parametrize("odd", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("elsewhere")])
+def test_a_manifest_that_is_no_file_is_damage_and_the_one_before_is_taken(
+    tmp_path: Path, odd: Callable[[Path], object]
+) -> None:
+    launch = Launch(tmp_path / "ckpt")
+    launch.save(100)
+    launch.save(200)
+    manifest = tmp_path / "ckpt" / "step-00000200" / ".resil" / "manifest.json"
+    manifest.unlink()
+    odd(manifest)
+    assert latest_step(launch) == 100
+    assert "manifest.json is not a file" in launch.ranks[0].warnings[0]
+
+
+def test_a_file_with_the_name_of_a_checkpoint_is_foreign(tmp_path: Path) -> None:
+    launch = Launch(tmp_path / "ckpt")
+    launch.save(100)
+    (tmp_path / "ckpt" / "step-00000200").touch()
+    assert latest_step(launch) == 100 and (tmp_path / "ckpt" / "step-00000200").exists()
+
+
+def test_a_directory_that_cannot_be_read_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / ".resil").touch()
+    with pytest.raises(CheckpointError, match=r"cannot be used: Not a directory \(.*store.json\)") as raised:
+        Store(tmp_path).latest()
+    assert raised.value.transient
+
+
 def test_more_than_the_budget_is_read_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = Launch(tmp_path / "ckpt")
     launch.save(100)
@@ -335,6 +364,26 @@ def test_a_start_that_got_past_the_load_or_ended_on_purpose_has_not_died(tmp_pat
         if attempt in (2, 4):
             launch.stores[0].loaded(100)
         launch.end(failed=attempt in (2, 4))
+
+
+@pytest.mark.parametrize(
+    ("end", "counts"),
+    [("exited", True), ("terminated", False), ("lost", False), ("stopped", False), ("", False), (None, True)],
+)
+def test_a_start_that_was_ended_from_outside_has_not_died(tmp_path: Path, end: str | None, counts: bool) -> None:
+    """A cancel, a preemption or a lost node while loading is no evidence against the checkpoint. None: no records."""
+    attempts = tmp_path / "run" / "attempts"
+    attempts.mkdir(parents=True)
+    Launch(tmp_path / "ckpt").save(100)
+    Launch(tmp_path / "ckpt").save(200)
+    for attempt in (2, 3):
+        assert latest_step(Launch(tmp_path / "ckpt", attempt=attempt, run_dir=tmp_path / "run")) == 200
+        if end is not None:
+            (attempts / f"{attempt:04}").write_text(f"number = {attempt}\n")
+        if end:
+            (attempts / f"{attempt:04}.end").write_text(f'end = "{end}"\nexit_code = 143\n')
+    launch = Launch(tmp_path / "ckpt", attempt=4, run_dir=tmp_path / "run")
+    assert latest_step(launch) == (100 if counts else 200)
 
 
 def test_a_script_that_only_loads_is_no_start(tmp_path: Path) -> None:

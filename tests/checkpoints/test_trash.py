@@ -8,7 +8,7 @@ import pytest
 
 from resilience.checkpoints import trash
 from resilience.checkpoints.directory import StoreDirectory
-from resilience.checkpoints.names import SEALS, VERIFIED, seal_name
+from resilience.checkpoints.names import SEALS, TRASH, VERIFIED, seal_name
 from resilience.checkpoints.trash import discard, empty
 from tests.checkpoints.saves import committed, new_store
 from tests.lab.disks import small_disk
@@ -30,11 +30,16 @@ def test_what_is_discarded_twice_under_one_name_is_deleted_twice(store: StoreDir
     assert store.trash() == [] and empty(store) == (0, ())
 
 
-def test_a_sealed_checkpoint_loses_its_seal_first(store: StoreDirectory) -> None:
+def test_a_sealed_checkpoint_goes_with_its_seal_and_one_that_must_stay_keeps_it(store: StoreDirectory) -> None:
     (store.path / "last.ckpt").write_text("x")
     seal = seal_name(7, "last.ckpt")
     (store.own / SEALS / seal).write_text("{}")
+    (store.path / TRASH).rmdir()
+    (store.path / TRASH).touch()  # so that the rename fails
+    with pytest.raises(NotADirectoryError):
+        discard(store, "last.ckpt", seal=seal)
     assert [one.name for one in store.checkpoints()] == ["last.ckpt"]
+    (store.path / TRASH).unlink()
     discard(store, "last.ckpt", seal=seal)
     assert not (store.own / SEALS / seal).exists() and not (store.path / "last.ckpt").exists()
     assert empty(store).deleted == 1

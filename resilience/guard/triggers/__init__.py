@@ -63,6 +63,8 @@ def built_in_triggers(
         from resilience.guard.triggers.gpu_memory import GpuMemory
 
         found.append(GpuMemory(place, settings, recorder))
+    if settings.redo_max and settings.every.lower() != "auto" and place.is_first:
+        recorder.warn(f'redo_max has no effect with every = "{settings.every}": set every = "auto" in [guard]')
     if settings.every and gate is not None:
         from resilience.guard.triggers.cadence import CadenceTrigger
 

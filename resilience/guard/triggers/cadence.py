@@ -94,7 +94,7 @@ class CadenceTrigger(BuiltInTrigger):
             self._restart_s = process_age_s()
         if not self._samples or self._samples[-1][1] != step:
             self._samples.append((now, step))
-        return self._at_multiple(step) if self._every.steps else self._at_time(now)
+        return self._at_multiple(step, now) if self._every.steps else self._at_time(now)
 
     def done(self, outcome: str) -> None:
         """Retry a failed save before its time; a skipped one when the save in flight may be over."""
@@ -126,7 +126,9 @@ class CadenceTrigger(BuiltInTrigger):
 
     # ---- steps --------------------------------------------------------------------------------------------------
 
-    def _at_multiple(self, step: int) -> Request | None:
+    def _at_multiple(self, step: int, now: float) -> Request | None:
+        if now >= self._retry_at:
+            return Request(self.name, "the last save failed", stop=False)
         every, times = self._every.steps, self._step_times()
         multiple = (step // every + 1) * every
         ahead = math.ceil(AHEAD_S / times[0]) if times else 2

@@ -17,7 +17,7 @@ from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import read_settings
 from resilience.guard.step_timer import StepTimer
-from resilience.guard.triggers import cadence
+from resilience.guard.triggers import built_in_triggers, cadence
 from resilience.guard.triggers.cadence import RETRY_S, SKIPPED_S, CadenceTrigger, read_past
 from tests.guard.guarded import a_launch
 from tests.guard.guards import make_guard, make_run, train
@@ -162,6 +162,15 @@ def test_a_failed_save_is_retried_before_the_next_is_due(outcome: str, seconds: 
     assert ("which failed" in training.requests[-1].why) == (outcome == FAILED)
 
 
+def test_a_failed_save_at_a_multiple_is_retried_and_the_next_multiple_stays() -> None:
+    training = Training("1000 steps", stall_s=0.0)
+    training.outcome = FAILED
+    training.run(1001)
+    training.outcome = SAVED
+    training.run(1100)
+    assert training.steps() == [1000, 1000 + RETRY_S, 2000]
+
+
 # ---- auto -----------------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +204,14 @@ def test_auto_waits_for_a_slow_file_system_and_keeps_redo_max() -> None:
     assert training.intervals()[-1] == pytest.approx(300 / (1 + OVERHEAD), abs=3)
     training.durable_s = 30.0
     assert Training("auto", redo_max="5m").trigger._auto(1000.0).interval_s == 300.0
+
+
+@pytest.mark.parametrize(("every", "warns"), [("Auto", 0), ("", 1), ("30 min", 1)])
+def test_redo_max_without_auto_is_told_to_have_no_effect(every: str, warns: int) -> None:
+    said: list[str] = []
+    settings = read_settings({}, every=every, redo_max="1h")
+    built_in_triggers(RankInfo(), settings, Recorder(RankInfo(), said.append), StepTimer(), Gate())
+    assert len([text for text in said if "redo_max has no effect" in text]) == warns
 
 
 def test_auto_goes_on_with_the_interval_of_an_earlier_job(monkeypatch: pytest.MonkeyPatch) -> None:
