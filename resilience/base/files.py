@@ -42,6 +42,15 @@ def kind_of(info: os.stat_result) -> str:
     return _KINDS.get(stat.S_IFMT(info.st_mode), "" if stat.S_ISREG(info.st_mode) else "something odd")
 
 
+def exists(path: str | Path) -> bool:
+    """Return whether there is anything at a path. Unlike os.path.lexists, raise OSError if that cannot be told."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def open_directory(path: str | Path) -> int:
     """Open a directory to look up files in it, and return the descriptor.
 

@@ -119,6 +119,8 @@ def _why_sealed(checkpoint: Checkpoint) -> str | None:
     same = [one for one in known if (now := files.get(one.path)) and now[0] == one.size and now[1] <= sealed_ns]
     if len(same) == len(known):
         return None
+    if len(known) == 1 and 0 < files.get(known[0].path, (0, 0, 0))[0] < known[0].size:  # no second file to tell by
+        return f"it is smaller than when it was sealed; if it was written anew: resil ckpt adopt {checkpoint.name}"
     return f"{len(known) - len(same)} of {plural(len(known), 'file')} changed after it was sealed" if same else ""
 
 

@@ -83,7 +83,7 @@ def run(store: StoreDirectory, policy: Policy, *, now: float, dry_run: bool = Fa
 
     Raises:
         UsageError: the policy's metric is unknown; nothing was deleted.
-        OSError: the directory cannot be read, or the record not be written.
+        OSError: the directory cannot be read.
     """
     if dry_run:
         return _prune(store, policy, now, True, manage)
@@ -92,11 +92,9 @@ def run(store: StoreDirectory, policy: Policy, *, now: float, dry_run: bool = Fa
         pruned = _prune(store, policy, now, False, manage)
         pruned = replace(pruned, failed=pruned.failed + trash.empty(store).failed)
     except (ResilError, OSError) as error:
-        pruned = replace(pruned, failed=(*pruned.failed, str(error)))
+        _record(store, now, replace(pruned, failed=(*pruned.failed, _words(error))))
         raise
-    finally:
-        write_record(store.own / PRUNE, {"at": now} | _to_record(pruned))
-    return pruned
+    return replace(pruned, failed=pruned.failed + _record(store, now, pruned))
 
 
 def _prune(store: StoreDirectory, policy: Policy, now: float, dry_run: bool, manage: bool) -> Pruned:
@@ -108,9 +106,9 @@ def _prune(store: StoreDirectory, policy: Policy, now: float, dry_run: bool, man
         try:
             candidates.append(_candidate(store, one, is_foreign=one.is_sealed and not manage))
         except (CheckpointError, OSError, TypeError, ValueError) as error:  # not for us to delete
-            verdicts[one.name] = Kept(one.name, f"its manifest cannot be read: {error}")
+            verdicts[one.name] = Kept(one.name, f"its manifest cannot be read: {_words(error)}")
             if not isinstance(error, NewerManifest):
-                failed.append(str(error))
+                failed.append(_words(error))
     resumed_from = starts.read_start(store).checkpoint
 
     def decide(verified: set[str]) -> tuple[Kept | Deleted, ...]:
@@ -166,7 +164,7 @@ def _look(checkpoint: Checkpoint, now: float) -> Verification:
     if known is not None and known.level == "digest" and 0 <= now - known.at < TRUSTED_S:
         return verify(checkpoint, "structure") if known.fault is None else Verification("digest", known.fault)
     found = verify(checkpoint, "digest")
-    with suppress(OSError):  # on a full disk: there is the more reason to delete
+    with suppress(OSError):  # a full disk, which the prune is to relieve
         write_verified(checkpoint, found, now)
     return found
 
@@ -183,6 +181,20 @@ def _discard(store: StoreDirectory, checkpoint: Checkpoint, failed: list[str]) -
         failed.append(f"cannot delete {checkpoint.path}: {error.strerror}")
         return failed[-1]
     return ""
+
+
+def _record(store: StoreDirectory, now: float, pruned: Pruned) -> tuple[str, ...]:
+    """Write `prune.json`; return why it could not be written, if so: a full disk takes renames only."""
+    path = store.own / PRUNE
+    try:
+        write_record(path, {"at": now} | _to_record(pruned))
+    except OSError as error:
+        return (f"cannot write {path}: {error.strerror}",)
+    return ()
+
+
+def _words(error: Exception) -> str:
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
 
 
 def _to_record(pruned: Pruned) -> dict[str, Any]:

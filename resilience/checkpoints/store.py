@@ -19,6 +19,7 @@ import os
 import threading
 import time
 
+from resilience.base.files import exists
 from resilience.base.mounts import current_mounts, mount_of
 from resilience.checkpoints.directory import StoreDirectory, read_record, write_record
 from resilience.checkpoints.names import part_name
@@ -138,7 +139,7 @@ class Store:
             )
         try:
             record = _read_record(self._run_dir)
-            if not os.path.lexists(self._directory.own):
+            if not exists(self._directory.own):
                 self._refuse_vanished(record)
                 return None
             earlier = self._missing(record, self._directory.ident())
@@ -259,7 +260,7 @@ class Store:
 
         self._run_dir = ranks.run_dir
         record = _read_record(self._run_dir)
-        if not os.path.lexists(self._directory.own):
+        if not exists(self._directory.own):
             self._refuse_vanished(record)
         self._directory = StoreDirectory.create(self.path, ranks.run)
         ident = self._directory.ident()

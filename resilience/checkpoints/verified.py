@@ -41,13 +41,14 @@ def read_verified(checkpoint: Checkpoint) -> Verified | None:
 def write_verified(checkpoint: Checkpoint, verification: Verification, now: float) -> None:
     """Record a verification of all shares, `now` in seconds since the epoch. Raise OSError.
 
-    An unknown or incomplete one is not recorded, and a good one of a lower level does not replace that of a higher.
+    An unknown or incomplete one is not recorded. One of a lower level does not replace one of a higher, unless that was
+    good and this found a fault: sizes and structure show nothing of the content.
     """
     if verification.fault is None and not verification.is_good:
         return
     old = _read(checkpoint)
-    is_same = old is not None and old.token == verification.token and old.fault == verification.fault
-    if old is not None and is_same and LEVELS.index(old.level) > LEVELS.index(verification.level):
+    is_deeper = old is not None and LEVELS.index(old.level) > LEVELS.index(verification.level)
+    if old is not None and is_deeper and old.token == verification.token and (old.fault or not verification.fault):
         return
     record = Verified(verification.token, verification.level, now, verification.fault)
     path = checkpoint.store / OWN / VERIFIED

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -113,7 +114,8 @@ def latest(
                 raise
             raise CheckpointError(error.message, hint=error.hint, transient=True) from error  # 1 is: none yet
         if checkpoint is None:
-            say(f"no checkpoint yet in {found.store.path}")
+            is_there = found.store.path.is_dir()
+            say(f"no checkpoint yet in {found.store.path}{'' if is_there else ', which does not exist'}")
             raise typer.Exit(1)
         newer = [name for name, step in _unsealed(found) if step > checkpoint.step]
         if newer:
@@ -126,7 +128,8 @@ def _newest_good(found: Opened, *, deep: bool) -> Checkpoint | None:
 
     Raise NoGoodCheckpoint if there were some, CheckpointError if they could not be looked at; OSError.
     """
-    from resilience.checkpoints.resume import Alone, Look, NoGoodCheckpoint
+    from resilience.base.files import exists
+    from resilience.checkpoints.resume import Alone, Look
     from resilience.checkpoints.verified import read_verified, write_verified
     from resilience.checkpoints.verify import Verification
 
@@ -142,11 +145,10 @@ def _newest_good(found: Opened, *, deep: bool) -> Checkpoint | None:
 
     store = found.store
     checkpoint = None
-    if os.path.lexists(store.path):
+    if exists(store.path):
         checkpoint = Look(store, Terminal(), budget_s=0, reads_only=True).choose().checkpoint
     if checkpoint is None:
-        if earlier := _earlier(found):
-            raise NoGoodCheckpoint(f"{store.path} has {earlier}", hint=f"resil ckpt list --store {quoted(store.path)}")
+        _refuse_fresh_start(found)
         return None
     known = read_verified(checkpoint)
     if deep and not (known is not None and known.level == "digest" and 0 <= found.now - known.at < TRUSTED_S):
@@ -158,13 +160,19 @@ def _newest_good(found: Opened, *, deep: bool) -> Checkpoint | None:
     return checkpoint
 
 
-def _earlier(found: Opened) -> str:
-    """Return what shows that there were checkpoints although none is there now: a fresh start would lose the run."""
+def _refuse_fresh_start(found: Opened) -> None:
+    """Raise NoGoodCheckpoint if there were checkpoints although none is there now: a fresh start would lose the run."""
+    from resilience.checkpoints.resume import NoGoodCheckpoint
+
     if unsealed := _unsealed(found):
-        return f"{plural(len(unsealed), 'checkpoint')} without a seal: to seal them: resil ckpt adopt --new"
+        raise NoGoodCheckpoint(
+            f"{found.store.path} has {plural(len(unsealed), 'checkpoint')} without a seal",
+            hint="to seal those that are complete: resil ckpt adopt --new",
+        )
     if found.run and (saved := _saved_by(found.run)):
-        return f"no checkpoint, although {saved}: is it mounted?"
-    return ""
+        raise NoGoodCheckpoint(
+            f"{found.store.path} has no checkpoint, although {saved}", hint="is it mounted on this node?"
+        )
 
 
 def _unsealed(found: Opened) -> list[tuple[str, int]]:
@@ -200,14 +208,19 @@ def _saved_by(run: str) -> str:
 
 
 def read_and_record(checkpoint: Checkpoint, level: str, now: float) -> Verification:
-    """Verify a checkpoint, with the progress on a terminal, and record what was found, if the directory permits it."""
-    from resilience.checkpoints.verified import write_verified
+    """Verify a checkpoint, with the progress on a terminal, and record what was found, if the directory permits it.
+
+    Damage that was found by reading it stays, until it is read again.
+    """
+    from resilience.checkpoints.verified import read_verified, write_verified
     from resilience.checkpoints.verify import verify as verify_checkpoint
 
     with reading(f"reading {checkpoint.name}", _size(checkpoint) if level == "digest" else 0):
         found = verify_checkpoint(checkpoint, level)
     with suppress(OSError):
         write_verified(checkpoint, found, now)
+        if found.is_good and (known := read_verified(checkpoint)) is not None and known.fault is not None:
+            return replace(found, level=known.level, fault=known.fault)
     return found
 
 
@@ -291,8 +304,11 @@ def _look(
         good = result.is_good and not failure
         text = failure if failure and result.is_good else str(result)
         print(f"{clean(checkpoint.name)}: {paint(clean(text), 'green' if good else 'red')}", flush=True)
-        if not good and (result.fault is not None or failure):
-            print(f"  to set it aside: resil ckpt quarantine {quoted(checkpoint.name)}")
+        if result.fault is not None or failure:
+            to_do = "resume from one that is good: resil ckpt latest"  # its framework may look for it
+            if not checkpoint.is_sealed:
+                to_do = f"to set it aside: resil ckpt quarantine {quoted(checkpoint.name)}"
+            print(f"  {to_do}")
     return result, failure
 
 
@@ -435,6 +451,7 @@ def adopt(
     A seal records the digests; what has none is no checkpoint. Only what is complete is sealed: what the tracker names,
     or what has not changed for 5 min and is whole.
     """
+    from resilience.base.files import exists
     from resilience.checkpoints.adopt import Found, find_new, pattern_of, remove_orphans, tracked_step, why_not
 
     names = names or []
@@ -458,6 +475,9 @@ def adopt(
         else:
             tracked = tracked_step(found.store, pattern_of(pattern, tracker), tracker) if tracker else None
             bare = [Path(name).name for name in names]
+            for name in bare:
+                if not exists(found.store.path / name):
+                    raise UsageError(f"there is no {name!r} in {found.store.path}", hint="names are those of ls")
             steps = [_step_of(name, pattern) if step is None else step for name in bare]
             candidates = tuple(
                 Found(name, step, why_not(found.store, name, step, tracker, tracked, found.now))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from resilience.base.files import exists
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.names import BAD, STORE
 from resilience.checkpoints.settings import CheckpointSettings, read_store_settings
@@ -68,6 +68,7 @@ def opened(
     if path is None and len(directories) == 1:
         (path,) = directories
     named, settings, run = configured_store(system, config, is_needed=path is None)
+    is_guess = path is None and named is None
     if path is not None:
         path = system.cwd / path.expanduser()
         settings = settings if named is not None and _is_same(named, path) else None
@@ -76,20 +77,24 @@ def opened(
     check_path(system, path)
     store = StoreDirectory(path)
     try:
-        if path == system.cwd and path != named and not os.path.lexists(store.own / STORE):
+        if is_guess and not exists(store.own / STORE):
             raise UsageError(
                 "no directory of checkpoints is known here",
                 hint='name it: --store PATH, or set path = "checkpoints" under [checkpoints] in resil.toml',
             )
         with nullcontext() if reads else patience(f"{store.path} has not answered for 5 s; still waiting for it"):
-            if must_exist or os.path.lexists(store.own / STORE):
+            if must_exist or exists(store.own / STORE):
                 store.run()
             yield Opened(store, settings, run if settings is not None else "", system.clock.now())
     except OSError as error:
         where, hint = error.filename or store.path, "the file system is faulty; retry, or look from another node"
+        if error.errno == errno.ENOTDIR:
+            raise UsageError(f"{path} is not a directory", hint="name one: --store PATH") from None
         if error.errno in FULL:
             hint = "free space (and inodes): resil ckpt prune"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        elif error.errno == errno.EROFS:
+            hint = "the file system is mounted read-only here: try from another node"
+        elif error.errno in (errno.EACCES, errno.EPERM):
             hint = "ask the owner for permission"
         raise CheckpointError(f"{where}: {error.strerror or error}", hint=hint, transient=True) from error
 

@@ -119,7 +119,10 @@ def _row(checkpoint: Checkpoint, pin: Pin | None) -> Row:
     try:
         return Row(checkpoint, checkpoint.manifest(), "", read_verified(checkpoint), pin)
     except CheckpointError as error:
-        return Row(checkpoint, None, error.message, None, pin)
+        problem = error.message
+    except OSError as error:
+        problem = f"its manifest cannot be read: {error.strerror}"
+    return Row(checkpoint, None, problem, None, pin)
 
 
 def _json(row: Row) -> dict[str, Any]:
@@ -138,13 +141,15 @@ def _cells(row: Row, now: float) -> tuple[str, ...]:
         notes.append("sealed")
     if row.problem:
         notes.append(row.problem)
+    if row.verified is not None and row.verified.fault is not None:
+        notes.append(str(row.verified.fault))
     return (
         checkpoint.name,
         str(checkpoint.step),
         "" if manifest is None else ago(manifest.durable_at, now),
         "" if manifest is None else format_bytes(manifest.size_bytes),
         "" if manifest is None else f"{len(manifest.files):,}",
-        _describe(row.verified, now),
+        "damaged" if row.is_damaged else _describe(row.verified, now),
         "; ".join(notes),
     )
 

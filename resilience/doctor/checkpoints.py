@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilience.base.files import exists
 from resilience.base.mounts import MEMORY_TYPES, current_mounts, mount_of
 from resilience.checkpoints.directory import StoreDirectory
 from resilience.checkpoints.names import BAD, OWN, STORE, TRASH
@@ -61,15 +62,15 @@ def _look(path: Path, run: str, slots: int) -> Iterator[Diagnosis]:
     """Write into the directory, or into its nearest parent, and look at what is there. `slots`: checkpoints to keep
     room for."""
     place = path
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
     try:
+        while not exists(place) and place != place.parent:
+            place = place.parent
         try_to_write(place)
     except OSError as error:
         yield Diagnosis(TOPIC, Verdict.CRITICAL, f"cannot write in {place}: {error.strerror or error}", SET_IT)
         return
     wrote = f"wrote a file in {place} and removed it"
-    if not os.path.lexists(path / OWN / STORE):
+    if not exists(path / OWN / STORE):
         later = f"{path} is made at the first save" if place != path else "it holds no checkpoints yet"
         yield Diagnosis(TOPIC, Verdict.OK, f"{wrote}; {later}")
         return

@@ -215,6 +215,19 @@ def test_damage_is_not_sealed_as_if_it_were_a_new_save(store: StoreDirectory) ->
     assert verify(sealed, "digest").fault is not None
 
 
+def test_a_truncated_file_is_not_sealed_as_if_it_were_a_new_save(store: StoreDirectory) -> None:
+    path = store.path / "step=100.ckpt"
+    path.write_bytes(b"weights" * 100)
+    sealed = seal(store, path.name, 100)
+    os.truncate(path, 300)
+    os.utime(path, (time.time() + 5, time.time() + 5))
+    later = time.time() + 3600
+    (found,) = find_new(store, "step={step}.ckpt", now=later)
+    assert "smaller than when it was sealed" in found.why_not and verify(sealed).fault is not None
+    path.write_bytes(b"retrain" * 100)
+    assert [one.why_not for one in find_new(store, "step={step}.ckpt", now=later)] == [""]
+
+
 def test_a_damaged_seal_is_named_and_stays(store: StoreDirectory) -> None:
     sealed = seal(store, megatron(store.path, 100).name, 100)
     (store.path / MEGATRON).write_text("100")

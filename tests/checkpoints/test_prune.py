@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from resilience.checkpoints import prune, starts, trash
+from resilience.checkpoints import prune, starts, trash, verified
 from resilience.checkpoints.commit import commit
 from resilience.checkpoints.digest import digest_file
 from resilience.checkpoints.directory import StoreDirectory
@@ -276,6 +276,35 @@ def test_what_a_framework_named_is_deleted_only_with_manage(tmp_path: Path) -> N
     assert (store.path / "checkpoint-40").is_dir()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk: root")
+def test_a_full_disk_is_relieved(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        store = StoreDirectory.create(disk)
+        save(store, 100, 200, 300)
+        with (disk / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
+            while ballast.write(b"x" * 4096):
+                pass
+        with pytest.raises(OSError, match="No space"):
+            pin(store, "step-00000300", Pin("why"))
+        assert "would go" not in str(run(store, dry_run=True).failed) and steps(store) == [100, 200, 300]
+        pruned = run(store)
+        assert (steps(store), pruned.failed, store.trash()) == ([200, 300], (), [])
+        assert record(store)["deleted"] == ["step-00000100"]
+
+
+def test_a_record_that_cannot_be_written_is_said_and_stops_nothing(
+    store: StoreDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    for module in (prune, verified):
+        monkeypatch.setattr(module, "write_record", refuse)
+    assert run(store, dry_run=True).failed == ()
+    assert run(store).failed == (f"cannot write {store.own / 'prune.json'}: Read-only file system",)
+    assert steps(store) == [400, 500]
+
+
 def test_what_cannot_be_taken_away_stays_and_is_told(store: StoreDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = os.rename
 
@@ -393,6 +422,7 @@ def test_a_directory_of_very_many_files_is_deleted_in_little_memory(
         nonlocal deleted
         deleted += path == Entry.path
 
+    (store.path / TRASH).mkdir(exist_ok=True)
     (store.path / TRASH / "step-00000001.abcd").mkdir()
     slept: list[float] = []
     monkeypatch.setattr(os, "scandir", lambda path: Entries())

@@ -337,6 +337,15 @@ def test_a_quick_look_does_not_replace_a_deep_one_but_a_fault_does(checkpoint: C
     assert record.fault == Fault(".metadata", "1,188 bytes", "10 bytes", "is truncated")
 
 
+def test_sizes_and_structure_do_not_clear_damage_that_was_found_by_reading(checkpoint: Checkpoint) -> None:
+    fault = Fault("data", "xxh3_128 1", "2", "has other content than was committed")
+    write_verified(checkpoint, replace(verify(checkpoint), fault=fault), 1000.0)
+    write_verified(checkpoint, verify(checkpoint, "structure"), 2000.0)
+    assert (record := read_verified(checkpoint)) is not None and record.fault == fault
+    write_verified(checkpoint, verify(checkpoint), 3000.0)
+    assert (record := read_verified(checkpoint)) is not None and record.fault is None
+
+
 def test_what_is_unknown_or_incomplete_is_no_record(checkpoint: Checkpoint) -> None:
     write_verified(checkpoint, verify(checkpoint, deadline=0.0), 1000.0)
     write_verified(checkpoint, Verification("digest", why_unknown="Input/output error"), 1000.0)

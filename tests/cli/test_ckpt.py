@@ -13,11 +13,12 @@ import typer
 
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.manifest import FORMAT, to_text
-from resilience.checkpoints.names import SEALS, committed_name, part_name
-from resilience.checkpoints.store import RECORD
+from resilience.checkpoints.names import OWN, SEALS, committed_name, part_name
+from resilience.checkpoints.store import RECORD, Store
 from resilience.checkpoints.verified import write_verified
 from resilience.checkpoints.verify import verify
 from resilience.cli.open_store import complete_bad, complete_checkpoints
+from resilience.errors import CheckpointError
 from tests.checkpoints.saves import committed
 from tests.checkpoints.trees import rewrite, with_algorithm
 from tests.lab.hung import hung_directory
@@ -77,6 +78,18 @@ def test_without_any_it_says_how_to_name_one(shell: Shell) -> None:
     assert said.code == 2 and "--store PATH" in said.err and "[checkpoints]" in said.err and said.out == ""
 
 
+def test_the_directory_of_the_option_may_be_this_one(shell: Shell) -> None:
+    said = shell.resil("ckpt", "list", "--store", ".")
+    assert said.code == 1 and "is not a directory of checkpoints" in said.err
+
+
+def test_a_path_that_is_a_file_is_a_mistake_and_no_fault_of_the_disk(shell: Shell) -> None:
+    (shell.directory / "model.pt").write_text("mine")
+    for words in (("list",), ("latest",)):
+        said = shell.resil("ckpt", *words, "--store", "model.pt")
+        assert said.code == 2 and "model.pt is not a directory" in said.err and "--store" in said.err
+
+
 def test_a_path_that_is_no_directory_of_checkpoints_is_refused_and_left_alone(shell: Shell) -> None:
     (shell.directory / "data").mkdir()
     (shell.directory / "data" / "x").write_text("mine")
@@ -125,6 +138,15 @@ def test_list_shows_each_checkpoint_and_names_all_that_is_none(shell: Shell, sto
     assert (listed["bad"][0]["file"], listed["parts"]) == ("model.bin", [".part-00000400.a7.1"])
 
 
+def test_one_that_cannot_be_read_hides_no_other(shell: Shell, store: StoreDirectory) -> None:
+    first, second = saved(store, 100, 200)
+    (first.path / OWN).rename(first.path / "hidden")
+    (first.path / OWN).symlink_to(OWN)
+    out = shell.resil("ckpt", "list").out
+    rows = {line.split()[0]: line for line in out.splitlines()}
+    assert "cannot be read: Too many levels of symbolic links" in rows[first.name] and second.name in rows
+
+
 def test_show_tells_of_the_newest_or_of_one_by_step_name_or_path(shell: Shell, store: StoreDirectory) -> None:
     first, second = saved(store, 100, 200)
     rewrite(first, replace(first.manifest(), metrics={"loss": 2.5}, world=8, attempt=3))
@@ -160,6 +182,16 @@ def test_a_first_start_has_no_directory_yet(shell: Shell) -> None:
     shell.settings(SETTINGS + TABLE)
     said = shell.resil("ckpt", "latest")
     assert (said.code, said.out) == (1, "") and "no checkpoint yet" in said.err
+
+
+def test_a_path_that_cannot_be_looked_at_is_no_first_start(shell: Shell) -> None:
+    (shell.directory / "loop").symlink_to("loop")
+    said = shell.resil("ckpt", "latest", "--store", "loop/checkpoints")
+    assert (said.code, said.out) == (75, "") and "symbolic links" in said.err
+    assert "does not exist" in shell.resil("ckpt", "latest", "--store", "nowhere").err
+    with pytest.raises(CheckpointError, match="symbolic links") as refused:
+        Store(shell.directory / "loop" / "checkpoints").latest()
+    assert refused.value.transient
 
 
 def test_a_directory_that_is_gone_after_a_save_is_no_first_start(shell: Shell, store: StoreDirectory) -> None:
@@ -267,9 +299,20 @@ def test_verify_names_what_is_damaged_with_expected_and_found(shell: Shell, stor
     one, other = shell.resil("ckpt", "verify", "100", "200", "--deep", "--json").json["checkpoints"]
     assert (one["is_good"], other["is_good"], other["fault"]["file"]) == (True, False, "model.bin")
     assert (
-        "damaged: model.bin" in shell.resil("ckpt", "list").out
+        "damaged model.bin" in " ".join(shell.resil("ckpt", "list").out.split())
         and shell.resil("ckpt", "latest").out == f"{first.path}\n"
     )
+
+
+def test_a_quick_verification_does_not_clear_what_a_deep_one_has_found(shell: Shell, store: StoreDirectory) -> None:
+    first, second = saved(store, 100, 200)
+    flip(second)
+    assert shell.resil("ckpt", "verify", "--deep").code == 1
+    said = shell.resil("ckpt", "verify")
+    assert said.code == 1 and "has other content than was committed" in said.out
+    assert shell.resil("ckpt", "latest").out == f"{first.path}\n"
+    flip(second)
+    assert shell.resil("ckpt", "verify", "--deep").code == shell.resil("ckpt", "verify").code == 0
 
 
 def test_verify_loads_for_real_with_the_users_command(shell: Shell, store: StoreDirectory) -> None:
@@ -401,7 +444,8 @@ def test_adopt_one_by_hand_needs_a_step_and_a_pause(shell: Shell) -> None:
     framework(shell, 600, age_s=1)
     said = shell.resil("ckpt", "adopt", "checkpoint-600")
     assert said.code == 1 and "may still be written" in said.out
-    assert shell.resil("ckpt", "adopt", "checkpoint-700").code != 0
+    said = shell.resil("ckpt", "adopt", "checkpoint-700")
+    assert said.code == 2 and "there is no 'checkpoint-700'" in said.err
 
 
 def test_two_runs_cannot_share_a_directory_by_sealing_into_it(shell: Shell, store: StoreDirectory) -> None:
@@ -432,6 +476,8 @@ def test_what_a_framework_named_is_set_aside_only_with_manage(shell: Shell) -> N
     shell.resil("ckpt", "adopt", "--new")
     said = shell.resil("ckpt", "quarantine", "500")
     assert said.code == 2 and "manage = true" in said.err and path.exists()
+    said = shell.resil("ckpt", "verify", "500", "--with", "false")
+    assert said.code == 1 and "quarantine" not in said.out and "resil ckpt latest" in said.out
     shell.settings(SETTINGS + TABLE + 'pattern = "checkpoint-{step}"\nmanage = true\n')
     assert shell.resil("ckpt", "quarantine", "500").code == 0 and not path.exists()
     assert not any((path.parent / ".resil" / SEALS).iterdir())

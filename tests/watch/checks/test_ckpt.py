@@ -15,7 +15,7 @@ import pytest
 
 from resilience.checkpoints.digest import OutOfTime
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
-from resilience.checkpoints.names import PRUNE, part_name
+from resilience.checkpoints.names import OWN, PRUNE, part_name
 from resilience.checkpoints.quarantine import set_aside
 from resilience.checkpoints.summary import Aside
 from resilience.checkpoints.verified import read_verified, write_verified
@@ -338,6 +338,41 @@ def test_digests_are_compared_once_and_by_whoever_was_first(night: Night, monkey
     night.expect("OK", "step-00000300", "verified; 3")
 
 
+def test_damage_that_somebody_else_has_read_is_not_cleared_by_a_look_at_the_structure(night: Night) -> None:
+    first = night.save(100)
+    night.expect("OK", "verified")
+    fault = Fault("model.safetensors", "crc32 1", "2", "has other content than was committed")
+    write_verified(first, replace(verify(first), fault=fault), night.clock.time)
+    for _ in range(2):
+        night.expect("CRITICAL damaged", "model.safetensors has other content", "no other one is known", verify_s=0.0)
+    night.expect("OK", "verified")
+
+
+def test_one_that_was_verified_and_is_damaged_now_is_not_the_newest_verified_one(night: Night) -> None:
+    older = night.save(100)
+    night.expect("OK", "verified")
+    newest = night.save(200)
+    os.truncate(newest.path / "model.safetensors", 9)
+    night.expect("CRITICAL damaged", f"the newest verified one is {older.name}")
+    os.truncate(older.path / "model.safetensors", 9)
+    write_verified(older, verify(older), night.clock.time)
+    night.expect("CRITICAL damaged", "no other one is known to be sound")
+
+
+def test_an_older_one_that_cannot_be_read_hides_nothing(night: Night) -> None:
+    older = night.save(100)
+    (older.path / OWN).rename(older.path / "hidden")
+    (older.path / OWN).symlink_to(OWN)
+    night.save(200)
+    night.expect("OK", "step-00000200", "verified")
+
+
+def test_a_path_that_cannot_be_looked_at_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    night = Night(tmp_path, settings=f'[run]\nname = "gpt"\n[checkpoints]\npath = "{tmp_path}/loop/ckpts"\n')
+    night.expect("UNKNOWN probe", "Too many levels of symbolic links")
+
+
 def test_what_is_never_verified_is_told_while_the_run_trains(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests of a kind that cannot be computed here, and a checkpoint that is too large for the time."""
     often = {"interval_s": 10 * MIN}
@@ -411,6 +446,8 @@ def test_sealed_checkpoints_are_watched_alike(night: Night) -> None:
     night.wait(HOUR)
     ((found,),) = night.tick(interval_s=MIN).values()
     assert outcome(found) == "CRITICAL overdue" and "resil ckpt adopt --new" in found.advice
+    os.truncate(next((night.path / "checkpoint-500").glob("*.safetensors")), 9)
+    assert "quarantine" not in night.expect("CRITICAL damaged").advice
     shutil.rmtree(night.path / "checkpoint-500")
     night.expect("OK", "no checkpoint yet")
 

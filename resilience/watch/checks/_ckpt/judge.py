@@ -91,11 +91,13 @@ class _Judged:
             fault = "incomplete" if reading.is_incomplete else "damaged"
             good = reading.verified
             older = f"the newest verified one is {good.name}" if good else "no other one is known to be sound"
-            summary = f"{self._name(newest)} is {fault}: {reading.fault}; {older}"
+            summary = f"{self._name(newest)}, is {fault}: {reading.fault}; {older}"
             advice = f"a resume falls back by itself; to set it aside now: resil ckpt quarantine {quoted(newest.name)}"
+            if parse_committed(newest.name) is None:  # its framework may load it nevertheless
+                advice = "resume from the one that is good: resil ckpt latest"
             yield self._finding(Verdict.CRITICAL, fault, summary, advice)
         elif reading.unknown:
-            summary = f"{self._name(newest)} could not be verified: {reading.unknown}"
+            summary = f"{self._name(newest)}, could not be verified: {reading.unknown}"
             yield self._finding(Verdict.UNKNOWN, "unknown", summary, f"resil ckpt verify {quoted(newest.name)}")
 
     def _time(self) -> Iterator[Finding]:

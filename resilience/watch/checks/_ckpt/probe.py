@@ -13,12 +13,13 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from resilience.base.files import exists
 from resilience.cadence import parse_every
 from resilience.checkpoints import digest
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.names import OWN, STORE, parse_part
-from resilience.checkpoints.summary import VERIFIES, summarize
-from resilience.checkpoints.verified import write_verified
+from resilience.checkpoints.summary import VERIFIES, Saved, summarize
+from resilience.checkpoints.verified import Verified, read_verified, write_verified
 from resilience.checkpoints.verify import verify
 from resilience.errors import CheckpointError, ProbeError, ResilError, StateDirectoryError
 from resilience.messages import cut, plural
@@ -60,7 +61,7 @@ class StoreProbe:
         known = self.before.get(path)
         known = known if known is not None and not known.nothing else None
         try:
-            if os.path.lexists(os.path.join(path, OWN, STORE)):
+            if exists(os.path.join(path, OWN, STORE)):
                 return self._read(StoreDirectory.open(path), known)
             is_missing = bool(self.settings.paths) and not os.path.isdir(path)
             if not is_missing and (known is None or known.over):  # or removed after the run
@@ -80,7 +81,6 @@ class StoreProbe:
         known = known or CkptReading(path=str(store.path))
         saves = _saves(checkpoints[-LEARNED:], known)
         present = [saves[one.name] for one in checkpoints if one.name in saves]
-        verified = saves.get(summary.verified.name) if summary.verified is not None else None
         reading = CkptReading(
             path=str(store.path),
             run=summary.run,
@@ -92,7 +92,7 @@ class StoreProbe:
             newest=saves.get(checkpoints[-1].name) if checkpoints else None,
             saves=tuple(sorted(saves.values(), key=lambda save: save.at)[-LEARNED:]),
             saved_at=max((save.at for save in present), default=0.0),
-            verified=verified or (known.verified if known.verified in present else None),
+            verified=_verified(checkpoints, saves, summary.verified, known.verified),
             tried=known.tried,
             unread=known.unread,
             parts=() if over else tuple(_parts(store)),
@@ -119,6 +119,8 @@ class StoreProbe:
         if found.is_good or found.fault is not None:
             with suppress(OSError):  # a colleague's directory may be read-only for us
                 write_verified(newest, found, self.context.system.clock.now())
+        if found.fault is None and (record := _recorded(newest)) is not None:
+            found = replace(found, fault=record.fault)  # by somebody who has read it; or by an earlier tick
         if found.fault is not None:
             older = None if reading.verified == reading.newest else reading.verified
             missing = found.fault.what == "is missing"
@@ -129,6 +131,27 @@ class StoreProbe:
             unread = f"{plural(found.unread, 'file')} of the newest could not be read in {self.settings.verify_s:g} s"
             return replace(reading, tried=this, unread=unread)
         return replace(reading, verified=reading.newest) if reads else reading
+
+
+def _recorded(checkpoint: Checkpoint) -> Verified | None:
+    """Return the record of a verification that found a fault, or None."""
+    with suppress(OSError, CheckpointError):
+        record = read_verified(checkpoint)
+        return record if record is not None and record.fault is not None else None
+    return None
+
+
+def _verified(
+    checkpoints: Sequence[Checkpoint], saves: Mapping[str, Save], recorded: Saved | None, own: Save | None
+) -> Save | None:
+    """Return the newest that is verified: by a record or, where none can be written, as this watchdog has found."""
+    for one in reversed(checkpoints):
+        save = saves.get(one.name)
+        if save is None or (recorded is not None and one.name == recorded.name):
+            return save
+        if save == own and _recorded(one) is None:
+            return own
+    return None
 
 
 def _saves(checkpoints: Sequence[Checkpoint], known: CkptReading) -> dict[str, Save]:
@@ -150,11 +173,10 @@ def _saves(checkpoints: Sequence[Checkpoint], known: CkptReading) -> dict[str, S
 
 
 def _changed_at(path: Path) -> float:
-    """Return the modification time of a file in seconds since the epoch; 0 if it is gone."""
-    try:
+    """Return the modification time of a file in seconds since the epoch; 0 if it is gone, or cannot be looked at."""
+    with suppress(OSError):  # of the newest, a verification reports it
         return os.stat(path).st_mtime
-    except FileNotFoundError:
-        return 0.0
+    return 0.0
 
 
 def _parts(store: StoreDirectory) -> Iterator[Part]:
