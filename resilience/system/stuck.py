@@ -207,8 +207,9 @@ def _overdue(answer: Answer, look: ChildProbe, path: str, stuck: Stuck | None, n
     text = f"{_where(path, look)}no answer within {look.deadline_s:g} s"
     if stuck is not None:
         text += f"; STUCK since {_since(stuck.since, now)}"
-    hangs = bool(answer.abandoned)
-    hint = "the probe waits in the kernel: a file server or a disk does not respond" if hangs else ""
+    hint = "the probe was ended: the node or a file server is too slow for it; the next probe tries again"
+    if answer.abandoned:
+        hint = "the probe waits in the kernel: a file server or a disk does not respond"
     return ProbeError(text, hint=hint, transient=True)
 
 

@@ -81,9 +81,9 @@ def test_no_room_for_what_retention_keeps(project: Project, monkeypatch: pytest.
 
 def test_a_part_of_it_on_another_file_system_is_critical(project: Project) -> None:
     store = with_a_checkpoint(project)
-    (store.path / ".trash").symlink_to("/proc")
+    (store.path / ".bad").symlink_to("/proc")
     (found,) = said(project)
-    assert found.startswith(f"CRITICAL {store.path}/.trash is on another file system than {store.path}")
+    assert found.startswith(f"CRITICAL {store.path}/.bad is on another file system than {store.path}")
 
 
 def test_a_disk_of_this_node_is_a_warning_where_jobs_run_elsewhere(

@@ -136,7 +136,8 @@ def test_a_hung_mount_keeps_no_pipe_of_the_caller_open(hung: Path, tmp_path: Pat
 
 def test_a_look_that_could_be_ended_is_tried_again_and_says_since_when(memory: StuckMemory) -> None:
     clock = FakeClock()
-    assert look(memory, lambda: time.sleep(100), clock=clock).error is not None
+    first = look(memory, lambda: time.sleep(100), clock=clock)
+    assert first.error is not None and "the probe was ended" in first.error.hint
     clock.sleep(300)
     again = look(memory, lambda: time.sleep(100), clock=clock)
     assert again.error is not None and "no answer within 1 s; STUCK since " in again.error.message
