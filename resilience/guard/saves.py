@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 FIRST_POLL_S, LAST_POLL_S = 0.01, 0.5
 """The interval between polls of a save in flight grows from the first to the last."""
+POLL_GROWTH = 1.05
+"""So that a poll comes late by a twentieth of the time so far: a commit is several phases, each seen by a poll."""
 
 
 class SaveNotDurable(Exception):
@@ -252,7 +254,7 @@ class Saves:
                     self._changed.wait()
                 elif not self._is_hurried:
                     self._changed.wait(pause_s)
-                    pause_s = min(1.5 * pause_s, LAST_POLL_S)
+                    pause_s = min(POLL_GROWTH * pause_s, LAST_POLL_S)
                 else:
                     self._changed.wait(FIRST_POLL_S)
             self._poll()

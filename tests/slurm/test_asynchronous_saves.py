@@ -3,9 +3,10 @@
 torch.distributed.checkpoint writes for some seconds while the ranks train on. Then somebody throws the kill switch, the
 time is over, another job takes the node, the disk fills up, the save hangs, or a rank dies in it. Journal, attempt
 record, `resil status` and the directory of checkpoints have to say the same, and the next attempt goes on from there.
+With a store it does so even after a bit of the newest checkpoint has flipped.
 
-All stories begin at once, on a cluster of their own. The same faults meet trainings that have no guard: those with one
-may end a few seconds later than they do.
+All stories but that one begin at once, on a cluster of their own. The same faults meet trainings that have no guard:
+those with one may end a few seconds later than they do.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ from tests.lab.disks import small_disk
 from tests.lab.slurm.cluster import Cluster
 from tests.lab.slurm.cluster_run import ClusterRun
 from tests.lab.slurm.processes import until
+from tests.lab.slurm.store_run import StoreRun
+from tests.lab.tutorial import healthy
 
 pytestmark = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed: pip install torch (extra `torch`)"
 )
 SAVE_S, SAVE_EVERY, LATER_S = 2, 40, 5
+SAVES: dict[str, Any] = {"every": 20, "save_s": 0.3, "sbatch": 'exclude = "n3,n4"'}
 # argv: guard or plain; a fault in the second save of the first attempt, or none; the directory of the checkpoints.
 TRAINING = """\
 import os, signal, sys, time
@@ -262,9 +266,7 @@ def stage() -> Iterator[Stage]:
         figures = f"SAVE_S, SAVE_EVERY = {SAVE_S}, {SAVE_EVERY}\n"
         (cluster.shared / "train.py").write_text(figures + TRAINING)
         stage = Stage(cluster, {})
-        stage.begin("walltime")
         stage.begin("preempted", array=1, sbatch='nodelist = "n3,n4"')
-        stage.begin("killed")
         stage.begin("full", "full", checkpoints=disks[0])
         stage.begin("hangs", "hang")
         stage.begin("dies", "die")
@@ -280,35 +282,12 @@ def until_saves(story: Story) -> None:
     until(lambda: story.trained() % SAVE_EVERY in range(1, 10), what)
 
 
-def test_the_time_is_over_while_a_save_is_in_flight(stage: Stage) -> None:
-    story = stage.stories["walltime"]
-    until_saves(story)
-    job = story.events("batch")[0]["job_id"]
-    user = stage.cluster.users[0]
-    stage.cluster.run(["scontrol", "update", f"jobid={job}", "EndTime=now+30"], user, check=True)
-    story.check_stopped_with_a_save(stage.stories["full-plain"])
-    story.check_next()
-
-
 def test_another_job_takes_the_node_while_a_save_is_in_flight(stage: Stage) -> None:
     story = stage.stories["preempted"]
     until_saves(story)
     urgent = ("-p", "urgent", "-t1", "--exclusive", "--wrap=sleep 3", "--output=/dev/null")
     stage.cluster.run(["sbatch", *urgent], stage.cluster.users[1], check=True)
     story.check_stopped_with_a_save(stage.stories["full-plain"])
-    story.check_next()
-
-
-def test_the_kill_switch_while_a_save_is_in_flight(stage: Stage) -> None:
-    story = stage.stories["killed"]
-    until_saves(story)
-    story.ask("kill", "--why", "enough")
-    story.check_stopped_with_a_save(stage.stories["full-plain"])
-    assert "enough" in story.end()["why"]
-    stage.cluster.wait_for(story.job, {"FAILED"})
-    assert story.lines("begins") == ["0"], "the queued one has begun nothing"
-    story.ask("clear")
-    story.ask("submit")
     story.check_next()
 
 
@@ -341,3 +320,44 @@ def test_a_save_that_hangs(stage: Stage) -> None:
     story.ask("kill")
     story.check("exited", 1)
     assert story.on_disk() == SAVE_EVERY
+
+
+def test_a_store_under_the_kill_switch_a_flipped_bit_and_the_time_limit(stage: Stage) -> None:
+    """Both come while a save is in flight. Each attempt begins with the newest checkpoint that verifies."""
+    story = StoreRun(stage.cluster, "store")
+    story.configure(last=10**6, **SAVES)
+    story.submit()
+    with story.in_a_save(1):
+        story.ask("kill", "--why", "enough")
+    end = story.until_end()
+    assert (end["end"], end["exit_code"]) == ("stopped", 75) and "enough" in end["why"], story.log
+    stage.cluster.wait_for(story.job, {"FAILED"})
+    stopped = story.check_told(1)
+    assert healthy(story.resil("watch", "--all").stdout) == []
+
+    flipped, file = story.damage()
+    assert flipped == f"step-{stopped:08d}"
+    before = story.store.checkpoints()[-2]
+    story.ask("clear")
+    story.submit()
+    with story.in_a_save(2):
+        assert story.store.bad() == [flipped]
+        assert story.begins() == [0, before.step], story.log
+        why = story.told("ckpt", "show", flipped)["set_aside"]
+        assert why["file"] == file and why["expected"] != why["found"] and why["expected"] in story.log
+        alerts = story.resil("watch", "--all")
+        assert alerts.returncode == 1 and flipped in alerts.stdout and file in alerts.stdout, alerts
+        stage.cluster.run(["scontrol", "update", f"jobid={story.job}", "EndTime=now+20"], story.user, check=True)
+    end = story.until_end(2)
+    assert (end["end"], end["exit_code"]) == ("stopped", 75), story.log
+    stopped = story.check_told(2)
+
+    story.configure(last=stopped + 10, **SAVES)
+    story.submit()
+    assert story.until_end(3)["end"] == "finished", story.log
+    assert story.begins()[2:] == [stopped]
+    assert story.check_told(3) == story.trained()
+    (deep,) = story.told("ckpt", "verify", "--deep")["checkpoints"]
+    assert (deep["name"], deep["level"], deep["is_good"]) == (story.newest().name, "digest", True), deep
+    assert story.store.bad() == [flipped]
+    assert {len(losses) for losses in story.figures().values()} == {2}, "each rank repeats the same losses"
