@@ -141,10 +141,10 @@ def test_list_shows_each_checkpoint_and_names_all_that_is_none(shell: Shell, sto
 def test_one_that_cannot_be_read_hides_no_other(shell: Shell, store: StoreDirectory) -> None:
     first, second = saved(store, 100, 200)
     (first.path / OWN).rename(first.path / "hidden")
-    (first.path / OWN).symlink_to(OWN)
+    (first.path / OWN).symlink_to("x" * 300)
     out = shell.resil("ckpt", "list").out
     rows = {line.split()[0]: line for line in out.splitlines()}
-    assert "cannot be read: Too many levels of symbolic links" in rows[first.name] and second.name in rows
+    assert "cannot be read: File name too long" in rows[first.name] and second.name in rows
 
 
 def test_show_tells_of_the_newest_or_of_one_by_step_name_or_path(shell: Shell, store: StoreDirectory) -> None:
