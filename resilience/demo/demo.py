@@ -173,7 +173,9 @@ def _why(attempt: Attempt, stop: dict[str, object]) -> str:
         return "finished"
     if stop:
         cause = next((_CAUSES[name] for name in _texts(stop, "triggers") if name in _CAUSES), "the guard")
-        return f"{cause}: {'saved and ' if stop.get('save') else ''}stopped"
+        if not stop.get("save"):
+            return f"{cause}: stopped"
+        return f"{cause}: saved and stopped" if attempt.end is AttemptEnd.STOPPED else f"{cause}: its save failed"
     if attempt.end is AttemptEnd.STOPPED:
         return "stopped on purpose"
     if attempt.exit_code is not None and attempt.exit_code > 128:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 DAY_S = 86_400.0
 BEFORE_END_S = 5.0
-"""A save in flight is abandoned this long before the job's end, which leaves time to report the failure."""
+"""A save in flight is abandoned this long before the job's end, which leaves time to report the failure; of less than
+four times as long, after three quarters."""
 UNKNOWN_SAVE_S = 20.0
 """Assumed duration of a save in flight after an error, if no save was measured."""
 REPORT_EVERY_S = 30.0
@@ -56,9 +57,9 @@ class Drain:
             wait_s = SAVES * (UNKNOWN_SAVE_S if slowest_s is None else max(1.0, slowest_s))
         else:
             wait_s = max(self._settings.exit_timeout_s or DAY_S, SAVES * (slowest_s or 0.0))
-        if self._place.end_time is not None:
-            wait_s = min(wait_s, self._place.end_time - BEFORE_END_S - time.time())
         left_s = self._left_s()
+        if self._place.end_time is not None:
+            left_s = min(left_s, self._place.end_time - time.time())
         return max(0.0, wait_s if left_s == math.inf else min(wait_s, left_s - min(BEFORE_END_S, left_s / 4)))
 
     def report(self, saving: SaveBlock, waited_s: float) -> None:

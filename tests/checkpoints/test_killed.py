@@ -141,7 +141,7 @@ def test_killed_at_any_system_call_lists_what_was_or_what_is_new_and_both_whole(
     points = [
         point
         for point in process.kill_points(request(prepare(tmp_path / "whole")))
-        if point[0] not in OF_THE_INTERPRETER
+        if point[0] not in {*OF_THE_INTERPRETER, "clock_nanosleep"}  # as many pauses as the disk is slow
     ]
     assert len(points) > 3
     seen = []

@@ -48,7 +48,7 @@ def test_a_crash_a_kill_and_a_leak_change_nothing_to_the_last_bit(tmp_path: Path
     crashed = train(tmp_path, "--faults", '{"1": ["crash", 2]}', run_dir=run_dir)
     assert crashed.returncode == 1 and "injected: CUDA error at step 2" in crashed.stderr
     # Paced: the save is committed, and the journal written, a moment later.
-    killed = train(tmp_path, "--faults", '{"2": ["kill", 5]}', "--pace", "0.5", run_dir=run_dir, RESIL_ATTEMPT="2")
+    killed = train(tmp_path, "--faults", '{"2": ["kill", 5]}', "--pace", "1.5", run_dir=run_dir, RESIL_ATTEMPT="2")
     assert killed.returncode == -9
     leaked = train(
         tmp_path, "--faults", '{"3": ["leak", 4]}', "--steps", "400", "--pace", "0.02", run_dir=run_dir,

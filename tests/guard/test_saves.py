@@ -303,7 +303,7 @@ def test_a_save_not_durable_shortly_before_the_jobs_end_is_cut_off_and_reported(
     with make_guard(run, triggers=[Requester("enough")], say=said.append) as guard:
         train(guard)
         save(guard, lambda: False)
-        guard.place.end_time = time.time() + 5.5  # ends in half a second, with 5 s in reserve
+        guard.place.end_time = time.time() + 2.0
         began = time.monotonic()
     assert time.monotonic() - began < 5
     assert guard.exit_code == 1
@@ -320,6 +320,11 @@ def test_the_wait_is_bounded_by_the_duration_of_saves_and_shorter_after_an_error
         assert runtime.drain.limit_s() == 900.0
         runtime._timer.saved(400.0)
         assert runtime.drain.limit_s() == 1200.0
+        guard.place.end_time = time.time() + 100.0
+        assert 90.0 < runtime.drain.limit_s() <= 95.0
+        guard.place.end_time = time.time() + 4.0
+        assert 2.5 < runtime.drain.limit_s() <= 3.0, "what is left is used, also when it is short"
+        guard.place.end_time = None
         runtime._loop.failed("RuntimeError('shape')")
         assert runtime.drain.limit_s() == 1200.0
         runtime._timer._saves.clear()

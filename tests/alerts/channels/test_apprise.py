@@ -62,7 +62,7 @@ def test_a_failing_url_is_reported_without_its_password(
 
 @needs_apprise
 def test_an_unsupported_url_is_reported_by_its_line(system: System, tmp_path: Path, canary: str) -> None:
-    settings = AppriseSettings(urls_file=str(plant(tmp_path, "urls", f"nobody://{canary}")))
+    settings = AppriseSettings(urls_file=str(plant(tmp_path, "urls", f"nobody://{canary}")), timeout_s=60.0)
     error = refused(settings, system)
     assert "line 1" in error.message and canary not in error.message and not error.transient
 
