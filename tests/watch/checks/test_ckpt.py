@@ -55,6 +55,7 @@ SOUND = CkptReading(
     verified=NEWEST,
 )
 EMPTY = CkptReading(path="/ckpts", run="gpt", began=NOW - HOUR)
+NO_STORE = CkptReading(path="/ckpts", nothing="no checkpoints in /ckpts", run="gpt", began=NOW - 23 * HOUR)
 OLD = tuple(save._replace(at=save.at - HOUR) for save in SAVES)
 """The newest 90 min ago."""
 
@@ -75,6 +76,10 @@ def with_saves(*saves: Save, **fields: Any) -> CkptReading:
         (replace(SOUND, verified=SAVES[0]), {}, "OK", "sizes and structure hold; step 500 verified"),
         (EMPTY, {}, "OK", "no checkpoint yet"),
         (CkptReading(path="", nothing="no directory of checkpoints is set"), {}, "OK", "no directory"),
+        (NO_STORE, {}, "OK", "no checkpoints in /ckpts"),
+        (replace(NO_STORE, began=NOW - 25 * HOUR), {}, "WARNING overdue",
+         "no checkpoints in /ckpts, and gpt has trained for 1 d 1 h"),
+        (replace(NO_STORE, every_s=HOUR), {}, "WARNING overdue", "gpt has trained for 23 h"),
         # ---- content
         (replace(SOUND, fault="model.pt: 9f21 expected, 0c77 found", verified=SAVES[-2]), {}, "CRITICAL damaged",
          "is damaged: model.pt: 9f21 expected, 0c77 found; the newest verified one is step-00000800"),
@@ -226,6 +231,12 @@ def test_without_a_directory_of_checkpoints_it_is_quiet(tmp_path: Path) -> None:
     night.expect("OK", f"no checkpoints in {night.path}")
     night.path.mkdir()
     (night.path / "checkpoint-500").mkdir()
+    night.expect("OK", "no checkpoints in")
+    night.train()
+    night.expect("OK", "no checkpoints in")
+    night.wait(25 * HOUR)
+    night.expect("WARNING overdue", "no checkpoints in", "and gpt has trained for 1 d 1 h")
+    night.train(end="exited")
     night.expect("OK", "no checkpoints in")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 
 from resilience.checkpoints.names import parse_committed
@@ -29,7 +30,7 @@ def judge(subject: str, reading: CkptReading, settings: CkptSettings, now: float
     """Return the findings about one directory of checkpoints: one for each fault, else one that says what is there."""
     looked = reading.looked or (f"looked at {reading.path or '[checkpoints] path'}",)
     if reading.nothing:
-        return [Finding(subject=subject, verdict=Verdict.OK, summary=reading.nothing, looked=looked)]
+        return [_Judged(subject, replace(reading, looked=looked), settings, now).nothing()]
     if reading.unseen:
         unknown, run = Verdict.UNKNOWN, reading.run
         return [
@@ -68,6 +69,16 @@ class _Judged:
         if not self.reading.over or (self.reading.is_foreign and self.settings.interval_s is not None):
             yield from self._time()
         yield from self._leftovers()
+
+    def nothing(self) -> Finding:
+        """Return the finding about a directory without checkpoints: a warning if a run has trained for too long."""
+        reading = self.reading
+        late_s = self.now - reading.began
+        if not reading.began or late_s <= self.limit_s:
+            return Finding(subject=self.subject, verdict=Verdict.OK, summary=reading.nothing, looked=reading.looked)
+        summary = f"{reading.nothing}, and {reading.run} has trained for {format_duration(late_s)}"
+        advice = "does the training save there? what a framework has saved needs a seal: resil ckpt adopt --new"
+        return self._finding(Verdict.WARNING, "overdue", summary, advice)
 
     def sound(self) -> Finding:
         """Return the finding without a fault."""

@@ -51,13 +51,15 @@ class StoreProbe:
 
     def read(self, target: str, path: str) -> dict[str, CkptReading]:
         """Return the reading of one directory, or of those of all runs if the path has `{run}`."""
+        runs = self.context.runs()
         if "{run}" not in path:
-            return {path: self._look(path)}
-        paths = [path.replace("{run}", directory.run) for directory in self.context.runs()]
-        found = {one: reading for one in paths if not (reading := self._look(one)).nothing}
+            return {path: self._look(path, runs)}
+        looks = {path.replace("{run}", directory.run): directory for directory in runs}
+        readings = {one: self._look(one, [directory]) for one, directory in looks.items()}
+        found = {one: reading for one, reading in readings.items() if reading.began or not reading.nothing}
         return found or {target: CkptReading(path=target, nothing=f"no run has checkpoints in {target} yet")}
 
-    def _look(self, path: str) -> CkptReading:
+    def _look(self, path: str, runs: Sequence[RunDirectory]) -> CkptReading:
         known = self.before.get(path)
         known = known if known is not None and not known.nothing else None
         try:
@@ -65,7 +67,8 @@ class StoreProbe:
                 return self._read(StoreDirectory.open(path), known)
             is_missing = bool(self.settings.paths) and not os.path.isdir(path)
             if not is_missing and (known is None or known.over):  # or removed after the run
-                return CkptReading(path=path, nothing=f"no checkpoints in {path}")
+                nothing = CkptReading(path=path, nothing=f"no checkpoints in {path}")
+                return nothing if self.settings.paths else self._with_training(nothing, runs)
             lost = "does not exist" if known is None else "held checkpoints and holds none now"
             why = f"{path} {lost}: is its file system mounted on this node?"
         except ResilError as error:
@@ -73,6 +76,12 @@ class StoreProbe:
         except OSError as error:
             why = f"cannot read {error.filename or path}: {error.strerror or error}"
         return replace(known or CkptReading(path=path), unseen=why)
+
+    def _with_training(self, nothing: CkptReading, runs: Sequence[RunDirectory]) -> CkptReading:
+        """Return the reading with the run that has trained longest of those that should save there."""
+        training = [(began, run.run) for run in runs for over, began in [_training(self.context, run)] if not over]
+        began, run = min(((began, run) for began, run in training if began), default=(0.0, ""))
+        return replace(nothing, run=run, began=began, every_s=parse_every(self.context.save_every).seconds)
 
     def _read(self, store: StoreDirectory, known: CkptReading | None) -> CkptReading:
         summary, checkpoints = summarize(store), store.checkpoints()
