@@ -408,9 +408,10 @@ revive() {
     say "cannot write to $directory" && return 75
   fi
   keep
-  said=${facts%$'\n'}
+  said=$facts$problem
   if [[ $said != *submitted* ]]; then
     rm -f "$claim"
+    [[ -n $said ]] || { say "the scheduler is alive again" && return 0; } # another process was faster
     say "the scheduler is dead, and sbatch refused: ${said//$'\n'/; }" && return 75
   fi
   find "$directory" -name 'revived.*' ! -name "${claim##*/}" -delete
