@@ -45,11 +45,13 @@ class Found:
         name: in the directory.
         step: number of completed steps, from the name.
         why_not: why it is not complete, or not known to be; empty: it can be sealed.
+        is_whole: whether it looks complete nevertheless: neither its files nor the tracker say that it is not.
     """
 
     name: str
     step: int
     why_not: str = ""
+    is_whole: bool = True
 
 
 class _Content(NamedTuple):
@@ -75,13 +77,16 @@ def pattern_of(pattern: str, tracker: str) -> Pattern:
     return Pattern(text)
 
 
-def find_new(store: StoreDirectory, pattern: str, tracker: str = "", *, now: float) -> tuple[Found, ...]:
+def find_new(
+    store: StoreDirectory, pattern: str, tracker: str = "", *, now: float, began: float = 0.0
+) -> tuple[Found, ...]:
     """Return what follows the pattern and is not sealed as it is now, the oldest step first. Changes nothing.
 
     What the tracker names is complete, and what is newer than that is still being written, or was left by a save that
-    failed. All else must not have changed for QUIET_S before `now` (seconds since the epoch). What is sealed is looked
-    at again if the tracker names it, or it is the newest: a framework that resumes from an older one writes it anew.
-    Raise UsageError for a pattern that is none, CheckpointError, OSError.
+    failed. All else must not have changed for QUIET_S before `now`, unless that was before this attempt `began` (both
+    in seconds since the epoch). What is sealed is looked at again if the tracker names it, or it is the newest: a
+    framework that resumes from an older one writes it anew. Raise UsageError for a pattern that is none,
+    CheckpointError, OSError.
     """
     names = pattern_of(pattern, tracker)
     sealed = {one.name: one for one in store.checkpoints() if one.is_sealed}
@@ -96,8 +101,10 @@ def find_new(store: StoreDirectory, pattern: str, tracker: str = "", *, now: flo
             continue
         with suppress(FileNotFoundError):  # deleted by its framework meanwhile
             why = _why_sealed(sealed[name]) if name in sealed else ""
-            if why is not None:
-                found.append(Found(name, step, why or why_not(store, name, step, tracker, tracked, now)))
+            if why:
+                found.append(Found(name, step, why, is_whole=False))
+            elif why is not None:
+                found.append(judge(store, name, step, tracker, tracked, now, began))
     return tuple(found)
 
 
@@ -124,8 +131,10 @@ def _why_sealed(checkpoint: Checkpoint) -> str | None:
     return f"{len(known) - len(same)} of {plural(len(known), 'file')} changed after it was sealed" if same else ""
 
 
-def why_not(store: StoreDirectory, name: str, step: int, tracker: str, tracked: int | None, now: float) -> str:
-    """Return why a checkpoint is not complete, or not known to be; empty if it can be sealed. Raise OSError.
+def judge(
+    store: StoreDirectory, name: str, step: int, tracker: str, tracked: int | None, now: float, began: float = 0.0
+) -> Found:
+    """Return whether a checkpoint can be sealed, and why not. Raise OSError.
 
     Args:
         store: the directory.
@@ -133,23 +142,29 @@ def why_not(store: StoreDirectory, name: str, step: int, tracker: str, tracked: 
         tracker: file name of the framework's tracker, or empty.
         tracked: the step that the tracker names; None if it names none.
         now: seconds since the epoch.
+        began: when this attempt began: those before it write no more.
     """
-    if tracker:
-        if tracked is None:
-            return f"{tracker} names no checkpoint yet"
+    if tracker and tracked is not None and step >= tracked:
         if step == tracked:
-            return ""
-        if step > tracked:
-            return f"{tracker} is at {tracked}: it is still being written, or was left by a save that failed"
+            return Found(name, step)
+        why = f"{tracker} is at {tracked}: it is still being written, or was left by a save that failed"
+        return Found(name, step, why, is_whole=False)
     try:
+        if os.path.islink(store.path / name):
+            return Found(name, step, "it is a link", is_whole=False)
         content = _content(store.path / name)
-        quiet_s = now - content.changed_at
-        if content.files and quiet_s < QUIET_S:
-            when = f"{format_duration(quiet_s)} ago" if quiet_s >= 0 else "in the future, by the clock of this node"
-            return f"a file changed {when}: it may still be written (complete after {format_duration(QUIET_S)})"
-        return _incomplete(store.path / name, content)
+        partial = _incomplete(store.path / name, content)
     except CheckpointError as error:
-        return str(error)
+        return Found(name, step, str(error), is_whole=False)
+    if tracker and tracked is None:  # without the file, no save has ended yet
+        is_whole = not partial and os.path.lexists(store.path / tracker)
+        return Found(name, step, f"{tracker} names no checkpoint yet", is_whole)
+    quiet_s = now - content.changed_at
+    if content.files and quiet_s < QUIET_S and content.changed_at >= began:
+        when = f"{format_duration(quiet_s)} ago" if quiet_s >= 0 else "in the future, by the clock of this node"
+        why = f"a file changed {when}: it may still be written (complete after {format_duration(QUIET_S)})"
+        return Found(name, step, why, not partial)
+    return Found(name, step, partial, not partial)
 
 
 def seal(store: StoreDirectory, name: str, step: int, **fields: Any) -> Checkpoint:

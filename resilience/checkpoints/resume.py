@@ -10,25 +10,32 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from resilience.checkpoints import starts
+from resilience.checkpoints.digest import list_files
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.manifest import DamagedManifest, NewerManifest
 from resilience.checkpoints.part import MOST_WORDS
 from resilience.checkpoints.quarantine import set_aside
 from resilience.checkpoints.verified import read_verified, write_verified
 from resilience.checkpoints.verify import Fault, Verification, verify
-from resilience.errors import CheckpointError
+from resilience.errors import CheckpointError, ResilError
+from resilience.quantities import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
+    from resilience.checkpoints.adopt import Found
     from resilience.checkpoints.part import Ranks, Report
 
 LOOK_S = 0.01
+SLOWEST_BYTES_PER_S = 20e6
+"""How fast rank 0 reads at least what it seals, before the others wait no longer."""
 REMIND_S, MOST_S = 30.0, 1800.0
 """When a rank that waits for the others says so, and when it gives up, beyond the budget of the verification."""
 EXIT_NONE_GOOD = 4
@@ -66,6 +73,7 @@ class Look:
         manage: bool = False,
         earlier: str = "",
         reads_only: bool = False,
+        find_unsealed: Callable[[], tuple[Found, ...]] = lambda: (),
     ) -> None:
         """No I/O.
 
@@ -77,7 +85,9 @@ class Look:
             manage: whether checkpoints that a framework named may be set aside.
             earlier: what shows that there were checkpoints, even if the directory is empty.
             reads_only: change nothing: bad ones are passed over, and stay where they are.
+            find_unsealed: returns what a framework saved and nothing has sealed; it is sealed before it is proposed.
         """
+        self._find_unsealed = find_unsealed
         self._store, self._ranks, self._number = store, ranks, number
         self._budget_s, self._manage, self._earlier, self._reads_only = budget_s, manage, earlier, reads_only
         self._passed: dict[str, str] = {}
@@ -98,6 +108,10 @@ class Look:
             proposal = json.loads(answer.text)
             if "name" not in proposal:
                 return self._end(proposal)
+            if "size" in proposal:
+                ranks.report(f"sealed {key}", text=self._seal(**proposal) if ranks.is_first else "")
+                wait_for(ranks, f"sealed {key}", proposal["size"] / SLOWEST_BYTES_PER_S)
+                continue
             checkpoint = Checkpoint(self._store.path, proposal["name"], proposal["step"], proposal["seal"])
             mine = Verification("digest")
             if ranks.is_first_of_node:
@@ -121,19 +135,42 @@ class Look:
     def _proposal(self) -> str:
         """Return what rank 0 tells the others: a checkpoint, or why there is none."""
         try:
-            for checkpoint in reversed(self._store.checkpoints()):
-                if checkpoint.name not in self._passed and self._is_complete(checkpoint):
+            unsealed = {one.name: one for one in self._find_unsealed() if one.is_whole and one.name not in self._passed}
+            for checkpoint in reversed([None, *self._store.checkpoints()]):
+                for one in sorted(unsealed.values(), key=lambda one: -one.step):
+                    if checkpoint is None or one.step > checkpoint.step or one.name == checkpoint.name:
+                        del unsealed[one.name]
+                        if one.why_not:
+                            self._pass(one.name, f"it has no seal, and {one.why_not}")
+                            continue
+                        with suppress(FileNotFoundError):  # deleted by its framework meanwhile
+                            size = sum(list_files(self._store.path / one.name).sizes.values())
+                            return _line({"name": one.name, "step": one.step, "size": size})
+                if checkpoint and checkpoint.name not in self._passed and self._is_complete(checkpoint):
                     return _line({"name": checkpoint.name, "step": checkpoint.step, "seal": checkpoint.seal})
             bad = self._store.bad()
         except OSError as error:
             return _line({"unknown": f"{error.filename or self._store.path}: {error.strerror}"})
-        except CheckpointError as error:
+        except ResilError as error:
             return _line({"unknown": str(error)})
         were = [f"{name} ({why})" for name, why in self._passed.items()]
         were += [f".bad/{name}" for name in bad if not name.startswith(tuple(self._passed))]
         if were or self._earlier:
             return _line({"none_good": ", ".join(were[:3]) or self._earlier})
         return "{}"
+
+    def _seal(self, name: str, step: int, size: int) -> str:
+        """Seal what a framework saved, or pass it over, and say so. Return an empty text: the next look finds it."""
+        from resilience.checkpoints.adopt import seal
+
+        self._ranks.warn(f"{name} has no seal, and is sealed before it is loaded: {format_bytes(size)} are read")
+        try:
+            seal(self._store, name, step, run=self._ranks.run, attempt=self._ranks.attempt)
+        except FileNotFoundError:
+            self._pass(name, "its framework has deleted it")
+        except (CheckpointError, OSError) as error:
+            self._pass(name, f"it has no seal, and cannot be sealed: {error}. Try: resil ckpt adopt {name}")
+        return ""
 
     def _end(self, proposal: dict[str, Any]) -> Choice:
         if "unknown" in proposal:
@@ -158,7 +195,7 @@ class Look:
                 self._drop(checkpoint, known.fault, str(known.fault))
                 return False
         except NewerManifest as error:
-            self._pass(checkpoint, str(error))
+            self._pass(checkpoint.name, str(error))
             return False
         except DamagedManifest:
             pass  # found again, with its words
@@ -216,11 +253,11 @@ class Look:
                 place = f"was set aside as {set_aside(self._store, checkpoint, fault=fault, why=why)}"
             except (OSError, CheckpointError) as error:
                 place = f"is passed over; it cannot be set aside: {error}"
-        self._pass(checkpoint, why, f"the checkpoint {name} is bad and {place}: {why}")
+        self._pass(name, why, f"the checkpoint {name} is bad and {place}: {why}")
 
-    def _pass(self, checkpoint: Checkpoint, why: str, text: str = "") -> None:
-        self._passed[checkpoint.name] = why
-        self._ranks.warn(text or f"the checkpoint {checkpoint.name} is passed over: {why}")
+    def _pass(self, name: str, why: str, text: str = "") -> None:
+        self._passed[name] = why
+        self._ranks.warn(text or f"the checkpoint {name} is passed over: {why}")
 
     def _record(self, checkpoint: Checkpoint, verification: Verification, is_read: bool) -> None:
         """Record which checkpoint this start loads, and that all of it was read."""

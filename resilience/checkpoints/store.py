@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from resilience.checkpoints.adopt import Found
     from resilience.checkpoints.child import Worker
     from resilience.checkpoints.directory import Checkpoint
     from resilience.checkpoints.part import Ranks
@@ -91,8 +92,9 @@ class Store:
         self._session: dict[str, Any] | None = None
         self._run_dir = run_dir
         self._looks = 0
+        self._began = 0.0
         self._is_loading = self._has_committed = False
-        self._earlier = ""
+        self._earlier = self._loaded = ""
         self._parts: list[Part] = []
         self._is_over = threading.Event()
         self._background: list[threading.Thread] = []
@@ -123,6 +125,7 @@ class Store:
             budget_s=self.settings.verify_budget_s,
             manage=self.settings.manage,
             earlier=self._earlier,
+            find_unsealed=self._find_unsealed,
         ).choose()
         self._is_loading = choice.checkpoint is not None
         if choice.checkpoint is not None and not choice.is_read and ranks.is_first:
@@ -135,7 +138,7 @@ class Store:
         if (launched := _launched_ranks(os.environ)) > 1:
             raise CheckpointError(
                 f"{launched} ranks cannot choose a checkpoint together before their guards have started",
-                hint="call store.latest() inside of `with TrainingGuard.from_env(store=store):`",
+                hint="inside of `with TrainingGuard.from_env(store=store):`, without RESIL_GUARD=off",
             )
         try:
             record = _read_record(self._run_dir)
@@ -237,9 +240,37 @@ class Store:
 
         return pattern_of(self.settings.pattern, self.settings.tracker).name_of(step)
 
+    def _find_unsealed(self) -> tuple[Found, ...]:
+        """Return what a framework saved and nothing has sealed as it is: no tick runs, or it was killed before
+        its seal. Raise CheckpointError, OSError."""
+        settings = self.settings
+        if not (settings.pattern or settings.tracker):
+            return ()
+        from resilience.checkpoints.adopt import find_new
+
+        return find_new(self._directory, settings.pattern, settings.tracker, now=time.time(), began=self._began)
+
     def loaded(self, step: int) -> None:
-        """Note that the training got past loading its checkpoint."""
-        self._end_start(is_past_load=True)
+        """Note that this rank got past loading its checkpoint: so did the training, once every rank has."""
+        ranks, key = self._ranks, f"loaded {self._looks}"
+        if not self._is_loading or ranks is None or key == self._loaded:
+            return
+        self._loaded = key
+        ranks.report(key)
+        if not ranks.is_first:
+            return
+
+        def wait() -> None:
+            while (answer := ranks.reported(key)) is None:
+                if self._is_over.wait(BACKGROUND_LOOK_S):
+                    return
+            if not answer.faults:
+                self._end_start(is_past_load=True)
+
+        if ranks.world == 1:
+            wait()
+        else:
+            self._run_in_background(wait)
 
     def ended(self, *, failed: bool) -> None:
         """End what runs in the background. A training that ended in order while loading did not die of it."""
@@ -268,6 +299,7 @@ class Store:
         if 0 < ranks.attempt < newest:  # the guard tells this attempt to end
             return {"superseded": newest}
         fence.begin(self._directory, ranks.attempt)
+        self._began = time.time()
         self._earlier = self._missing(record, ident)
         self._has_committed = bool(record.get("committed"))
         if not self._earlier:
@@ -365,7 +397,7 @@ class Store:
                 self._write_record(self._session["id"])
             self._prune(ranks)
         except OSError as error:
-            ranks.warn(f"{self._run_dir} cannot be written: {error.strerror}")
+            ranks.warn(f"{error.filename or self._run_dir} cannot be read or written: {error.strerror}")
         except CheckpointError as error:
             ranks.warn(f"no checkpoint was deleted: {error}")
 
@@ -419,7 +451,10 @@ class Store:
             except CheckpointError as error:
                 fail(error)
 
-        thread = threading.Thread(target=wait, name="resil-store", daemon=True)
+        return self._run_in_background(wait)
+
+    def _run_in_background(self, work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=work, name="resil-store", daemon=True)
         thread.start()
         self._background = [one for one in self._background if one.is_alive()] + [thread]
         return thread

@@ -359,7 +359,7 @@ def quarantine(name: NameArgument, why: WhyOption = "", store: StoreOption = Non
         with suppress(CheckpointError):
             known = read_verified(checkpoint)
             fault = known.fault if known is not None else None
-        path = set_aside(found.store, checkpoint, fault=fault, why=why or ("" if fault else f"by {user}"), who=user)
+        path = set_aside(found.store, checkpoint, fault=fault, why=why or ("" if fault else "by hand"), who=user)
         print(f"{clean(checkpoint.name)} is set aside: {clean(str(path))}")
         print(f"  take it back: resil ckpt restore {quoted(path.name)}")
 
@@ -452,7 +452,7 @@ def adopt(
     or what has not changed for 5 min and is whole.
     """
     from resilience.base.files import exists
-    from resilience.checkpoints.adopt import Found, find_new, pattern_of, remove_orphans, tracked_step, why_not
+    from resilience.checkpoints.adopt import find_new, judge, pattern_of, remove_orphans, tracked_step
 
     names = names or []
     if bool(names) == new or (step is not None and len(names) != 1):
@@ -480,7 +480,8 @@ def adopt(
                     raise UsageError(f"there is no {name!r} in {found.store.path}", hint="names are those of ls")
             steps = [_step_of(name, pattern) if step is None else step for name in bare]
             candidates = tuple(
-                Found(name, step, why_not(found.store, name, step, tracker, tracked, found.now))
+                # A tracker that names nothing is not asked: a person says that it is complete.
+                judge(found.store, name, step, tracker if tracked is not None else "", tracked, found.now)
                 for name, step in zip(bare, steps, strict=True)
             )
         failed = [one for one in candidates if not _seal(found, one)]

@@ -274,6 +274,7 @@ def test_a_newer_attempt_that_begins_at_any_line_of_a_commit_sees_the_checkpoint
         return store, write_part(store, 40, files=("model.bin",))
 
     seen: list[list[int]] = []
+    commit(*prepare("imports"), {"run": RUN})
     first = prepare("first")
     outcomes = set()
     for number in range(1, _lines(lambda: commit(*first, {"run": RUN})) + 1):

@@ -15,10 +15,12 @@ from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.names import BAD
 from resilience.checkpoints.quarantine import reason, restore
 from resilience.checkpoints.resume import NoGoodCheckpoint
+from resilience.checkpoints.starts import read_start
 from resilience.checkpoints.store import RECORD
 from resilience.errors import CheckpointError, SettingsError
 from tests.checkpoints.ranks import Launch, commit, fails, workers_here
 from tests.checkpoints.trees import rewrite
+from tests.lab.waiting import until
 
 __all__ = ["workers_here"]
 
@@ -364,6 +366,24 @@ def test_a_start_that_got_past_the_load_or_ended_on_purpose_has_not_died(tmp_pat
         if attempt in (2, 4):
             launch.stores[0].loaded(100)
         launch.end(failed=attempt in (2, 4))
+
+
+def test_rank_0_past_its_load_is_no_start_past_the_load(tmp_path: Path) -> None:
+    """Rank 1 alone cannot read its share, which no verification finds: two such starts are enough."""
+    launch = Launch(tmp_path / "ckpt", 2)
+    launch.save(100)
+    launch.save(200)
+    for attempt in (2, 3):
+        launch = Launch(tmp_path / "ckpt", 2, attempt=attempt)
+        assert {found.step for found in launch.each(Store.latest) if found} == {200}
+        launch.stores[0].loaded(200)
+        launch.leave(1)
+        launch.end(failed=True)
+    launch = Launch(tmp_path / "ckpt", 2, attempt=4)
+    assert {found.step for found in launch.each(Store.latest) if found} == {100}
+    for store in launch.stores:
+        store.loaded(100)
+    until(lambda: not read_start(launch.stores[0]._directory).is_loading, "the start to be past its load")
 
 
 @pytest.mark.parametrize(

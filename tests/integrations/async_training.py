@@ -41,7 +41,7 @@ def slow_writer(path: Path) -> Any:
 
 
 def pytorch(kind: str) -> int:
-    """docs/how-to/guard-in-pytorch.md."""
+    """docs/how-to/guard-in-dcp.md."""
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp

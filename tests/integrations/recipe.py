@@ -38,7 +38,8 @@ class Form:
     Attributes:
         page: `guard-in-<page>.md`.
         around: returns the names that the page leaves to its reader; gets `note` and whether to kill in a save.
-        headings: sections whose first block precedes that of the top of the page.
+        headings: sections whose first block precedes that of the top of the page, of this or of the page `beside`.
+        beside: `guard-in-<beside>.md`.
         replace: words to be replaced in the block, for a variant that the page tells in its text.
         settings: of [checkpoints].
     """
@@ -48,11 +49,13 @@ class Form:
     headings: tuple[str, ...] = ()
     replace: tuple[str, str] = ("", "")
     settings: tuple[tuple[str, str], ...] = ()
+    beside: str = ""
 
 
 def code_of(form: Form) -> str:
     """Return the blocks of a page that make its recipe."""
-    text = (REPOSITORY / f"docs/how-to/guard-in-{form.page}.md").read_text()
+    pages = [page for page in (form.page, form.beside) if page]
+    text = "\n".join((REPOSITORY / f"docs/how-to/guard-in-{page}.md").read_text() for page in pages)
     top, *rest = HEADING.split(text)
     sections = dict(zip(rest[::2], rest[1::2], strict=True))
     blocks = [found[1] for part in (*(sections[one] for one in form.headings), top) if (found := BLOCK.search(part))]
@@ -170,7 +173,7 @@ def lightning(note: Callable[..., None], kill: Callable[..., None]) -> dict[str,
 
 def transformers(note: Callable[..., None], kill: Callable[..., None]) -> dict[str, Any]:
     import torch
-    from transformers import TrainerState, TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
     class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         def __len__(self) -> int:
@@ -191,7 +194,7 @@ def transformers(note: Callable[..., None], kill: Callable[..., None]) -> dict[s
 
     quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "per_device_train_batch_size": 1}
     with_defaults(TrainingArguments, quiet | {"max_steps": STEPS, "save_strategy": "no"})
-    killed_after(TrainerState, "save_to_json", kill)
+    killed_after(Trainer, "_save_rng_state", kill)  # before trainer_state.json: then it is whole, and would be sealed
     space: dict[str, Any] = {"model": Model(), "data": Data()}
     return space | {"found": space}
 
@@ -308,14 +311,15 @@ IN_PROCESS = (
     'dcp.async_save(state(), checkpoint_id=path, async_checkpointer_type=__import__("torch.distributed.checkpoint.'
     'state_dict_saver", fromlist=["x"]).AsyncCheckpointerType.PROCESS)',
 )
+MEGATRON = (("PATTERN", "iter_{step:07d}"), ("TRACKER", "latest_checkpointed_iteration.txt"))
 FORMS = {
     "torch.save": Form("pytorch", pytorch("torch", "save"), ("torch.save",)),
     "safetensors": Form("pytorch", pytorch("safetensors.torch", "save_file"), ("safetensors",)),
-    "dcp": Form("pytorch", pytorch(DCP, "save"), (DCP,)),
-    "dcp in a thread": Form("pytorch", pytorch(DCP, "async_save"), (DCP, ASYNC)),
-    "dcp in a process": Form("pytorch", pytorch(DCP, "async_save"), (DCP, ASYNC), IN_PROCESS),
+    "dcp": Form("pytorch", pytorch(DCP, "save"), (DCP,), beside="dcp"),
+    "dcp in a thread": Form("pytorch", pytorch(DCP, "async_save"), (DCP, ASYNC), beside="dcp"),
+    "dcp in a process": Form("pytorch", pytorch(DCP, "async_save"), (DCP, ASYNC), IN_PROCESS, beside="dcp"),
     "deepspeed": Form("deepspeed", deepspeed),
-    "megatron": Form("megatron", megatron, settings=(("PATTERN", "iter_{step:07d}"),)),
+    "megatron": Form("megatron", megatron, settings=MEGATRON),
     "accelerate": Form("accelerate", accelerate),
     "lightning": Form("lightning", lightning),
     "transformers": Form("transformers", transformers, settings=(("PATTERN", "checkpoint-{step}"),)),

@@ -38,7 +38,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def test_there_is_a_page_for_each_framework() -> None:
-    frameworks = {"accelerate", "deepspeed", "jax", "lightning", "megatron", "pytorch", "transformers"}
+    frameworks = {"accelerate", "dcp", "deepspeed", "jax", "lightning", "megatron", "pytorch", "transformers"}
     assert {page.stem.removeprefix("guard-in-") for page in PAGES} == frameworks
 
 

@@ -26,7 +26,7 @@ def check(content: Content) -> Iterator[Fault]:
         if not size:
             if not path.endswith(".bin"):  # any data may have this name
                 yield Fault(path, "a zip file", "0 bytes", "is empty")
-        elif content.read(path, 4) == _LOCAL:
+        elif _LOCAL.startswith(content.read(path, 4)):  # also one that was cut off within these bytes
             yield from check_zip(content, path)
         elif path.endswith(ALWAYS) or content.read(path, 4, -22) == _END:
             yield Fault(path, "PK\\3\\4 at byte 0", "other bytes", "is damaged")

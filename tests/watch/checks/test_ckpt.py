@@ -149,6 +149,15 @@ def test_a_run_that_does_not_train_is_late_with_nothing(over: str) -> None:
     assert list(said(replace(late, fault="a flipped bit"))) == ["CRITICAL damaged"], "the next job would load it"
 
 
+def test_a_late_checkpoint_of_a_run_that_nobody_could_ask_about_is_unknown() -> None:
+    """A hung controller is no sign that the run has ended: that could hide a training that never saves."""
+    why = "not known whether it trains: squeue did not answer"
+    assert list(said(with_saves(*SAVES, unasked=why))) == ["OK"]
+    late = with_saves(*(save._replace(at=save.at - 99 * HOUR) for save in SAVES), unasked=why)
+    found = said(late)
+    assert list(found) == ["UNKNOWN overdue"] and why in found["UNKNOWN overdue"]
+
+
 def test_an_interval_is_learned_from_three_checkpoints_and_pauses_do_not_count() -> None:
     assert interval_s(with_saves(*SAVES[:2]), CkptSettings())[0] is None
     assert interval_s(with_saves(*SAVES[:3]), CkptSettings()) == (30 * MIN, "the earlier checkpoints")

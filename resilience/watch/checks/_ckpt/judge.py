@@ -60,7 +60,7 @@ class _Judged:
         every = (
             f"one every {format_duration(self.every_s)}, from {source}" if self.every_s else "no interval is known yet"
         )
-        state = f"no new one is expected: {reading.over}" if reading.over else "the run trains"
+        state = f"no new one is expected: {reading.over}" if reading.over else reading.unasked or "the run trains"
         self.looked = (*reading.looked, every, state)
 
     def faults(self) -> Iterator[Finding]:
@@ -74,7 +74,7 @@ class _Judged:
         """Return the finding about a directory without checkpoints: a warning if a run has trained for too long."""
         reading = self.reading
         late_s = self.now - reading.began
-        if not reading.began or late_s <= self.limit_s:
+        if not reading.began or late_s <= self.limit_s or reading.unasked:
             return Finding(subject=self.subject, verdict=Verdict.OK, summary=reading.nothing, looked=reading.looked)
         summary = f"{reading.nothing}, and {reading.run} has trained for {format_duration(late_s)}"
         advice = "does the training save there? what a framework has saved needs a seal: resil ckpt adopt --new"
@@ -121,7 +121,9 @@ class _Judged:
             last = self._name(reading.newest) if reading.newest is not None else "none was ever saved"
             summary = f"no new checkpoint for {format_duration(late_s)}{all_of}{every}; {last}"
             advice = "does the training save, and does it make progress? resil watch log"
-            if reading.newest is not None and parse_committed(reading.newest.name) is None:
+            if reading.unasked:
+                verdict, summary, advice = Verdict.UNKNOWN, f"{summary}; {reading.unasked}", "resil status; squeue --me"
+            elif reading.newest is not None and parse_committed(reading.newest.name) is None:
                 advice += "; is what the framework saved sealed? resil ckpt adopt --new"
             yield self._finding(verdict, "overdue", summary, advice)
         elif reading.newest is not None and not reading.fault and not reading.unknown:
@@ -201,7 +203,8 @@ class _Judged:
         return f"{save.name}, saved{describe_age(self.now - save.at) or ' just now'}"
 
     def _over(self) -> str:
-        return f"; {self.reading.over}" if self.reading.over else ""
+        state = self.reading.over or self.reading.unasked
+        return f"; {state}" if state else ""
 
     def _restore(self, name: str) -> str:
         return f"why: resil ckpt show {quoted(name)}; if it is sound after all: resil ckpt restore {quoted(name)}"

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from resilience.base.files import exists
 from resilience.cadence import parse_every
@@ -79,14 +80,15 @@ class StoreProbe:
 
     def _with_training(self, nothing: CkptReading, runs: Sequence[RunDirectory]) -> CkptReading:
         """Return the reading with the run that has trained longest of those that should save there."""
-        training = [(began, run.run) for run in runs for over, began in [_training(self.context, run)] if not over]
+        states = [(_training(self.context, run), run.run) for run in runs]
+        training = [(state.began, run) for state, run in states if not state.over]
         began, run = min(((began, run) for began, run in training if began), default=(0.0, ""))
         return replace(nothing, run=run, began=began, every_s=parse_every(self.context.save_every).seconds)
 
     def _read(self, store: StoreDirectory, known: CkptReading | None) -> CkptReading:
         summary, checkpoints = summarize(store), store.checkpoints()
         directory = RunDirectory(self.context.state_dir / summary.run, self.context.group) if summary.run else None
-        over, began = _training(self.context, directory)
+        state = _training(self.context, directory)
         known = known or CkptReading(path=str(store.path))
         saves = _saves(checkpoints[-LEARNED:], known)
         present = [saves[one.name] for one in checkpoints if one.name in saves]
@@ -94,8 +96,9 @@ class StoreProbe:
             path=str(store.path),
             run=summary.run,
             is_foreign=directory is None or not directory.exists(),
-            over=over,
-            began=began,
+            over=state.over,
+            unasked=state.unasked,
+            began=state.began,
             every_s=parse_every(self.context.save_every).seconds,
             count=summary.count,
             newest=saves.get(checkpoints[-1].name) if checkpoints else None,
@@ -104,7 +107,7 @@ class StoreProbe:
             verified=_verified(checkpoints, saves, summary.verified, known.verified),
             tried=known.tried,
             unread=known.unread,
-            parts=() if over else tuple(_parts(store)),
+            parts=() if state.over or state.unasked else tuple(_parts(store)),
             bad=summary.bad,
             trash=summary.trash,
             prune_failure=summary.prune_failure,
@@ -202,25 +205,33 @@ def _parts(store: StoreDirectory) -> Iterator[Part]:
     yield from sorted(found, key=lambda part: part.changed_at)
 
 
-def _training(context: Context, directory: RunDirectory | None) -> tuple[str, float]:
-    """Return why no new checkpoint is expected, empty while the run trains; and since when its attempt runs."""
+class _State(NamedTuple):
+    """Whether a run trains: `over`, `unasked` and `began` as in the reading."""
+
+    over: str = ""
+    unasked: str = ""
+    began: float = 0.0
+
+
+def _training(context: Context, directory: RunDirectory | None) -> _State:
+    """Return whether a run trains."""
     from resilience.runs.run_files import last_beat
     from resilience.watch.checks._log.rundirs import run_now
 
     if directory is None or not directory.exists():
-        return f"the run {directory.run} is not known here" if directory is not None else "its run is not known", 0.0
+        return _State(f"the run {directory.run} is not known here" if directory is not None else "its run is not known")
     now = context.system.clock.now()
     try:
         state = run_now(directory, now, Queues(context.system, context.scheduler, "", patience_s=QUERY_S))
     except StateDirectoryError as error:
         raise ProbeError(error.message, hint=error.hint, transient=True) from error
     except ResilError as error:
-        return f"not known whether it trains: {cut(error.message, 100)}", 0.0
+        return _State(unasked=f"not known whether it trains: {cut(error.message, 100)}")
     if state.over or state.unsure:
-        return state.over or state.unsure, state.began
+        return _State(state.over, "" if state.over else state.unsure, state.began)
     if state.attempt is None and not state.job_id:
-        return "it has not started yet", 0.0
+        return _State("it has not started yet")
     beat = last_beat(directory, state.attempt) if state.attempt is not None else None
     if beat is not None and now - beat > SILENT_S:
-        return f"no heartbeat of its job for {format_duration(now - beat)}", state.began
-    return "", state.began
+        return _State(f"no heartbeat of its job for {format_duration(now - beat)}", began=state.began)
+    return _State(began=state.began)

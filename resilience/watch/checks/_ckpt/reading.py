@@ -73,6 +73,7 @@ class CkptReading:
         run: the run whose checkpoints these are; empty: unknown.
         is_foreign: whether that run is none of this project, so that only `interval_s` can say when one is missing.
         over: why no new checkpoint is expected now; empty while the run trains.
+        unasked: why it is not known whether the run trains: the queue could not be asked. Then `over` is empty.
         began: when its attempt began, in seconds since the epoch; 0: unknown.
         every_s: [guard] every, if that is a time; 0: not.
         count: number of checkpoints.
@@ -98,6 +99,7 @@ class CkptReading:
     run: str = ""
     is_foreign: bool = False
     over: str = ""
+    unasked: str = ""
     began: float = 0.0
     every_s: float = 0.0
     count: int = 0
