@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+from contextlib import suppress
 from functools import cache
 
 _SWITCHES = rb"ctxt_switches:\s*(\d+)"
-_PARENT, _CPU_TIMES, _START = 1, slice(11, 15), 19
-"""Fields of /proc/PID/stat from the state on: 4, 14 to 17, and 22 in the manual's count."""
+_PARENT, _CPU_TIMES, _OWN_CPU_TIMES, _START = 1, slice(11, 15), slice(11, 13), 19
+"""Fields of /proc/PID/stat from the state on: 4, 14 to 17, 14 and 15, and 22 in the manual's count."""
+THREAD_NAME = "resil-guard"
 
 
 def is_alive(pid: int) -> bool:
@@ -44,6 +47,15 @@ def is_stopped(pid: int) -> bool:
     return (_stat(pid) or (b"",))[0] in (b"T", b"t")
 
 
+def state_of(pid: int) -> tuple[str, str]:
+    """Return the state letter of a process, and the function of the kernel that it waits in; empty if unknown.
+
+    Source: proc_pid_stat(5), field state, and proc_pid_wchan(5), which needs the permission to trace.
+    """
+    function = _read(f"/proc/{pid}/wchan").decode("ascii", "replace").strip()
+    return (_stat(pid) or (b"",))[0].decode("ascii", "replace"), "" if function == "0" else function
+
+
 def start_ticks(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since boot; together with the pid, it identifies the process.
 
@@ -53,6 +65,19 @@ def start_ticks(pid: int) -> int | None:
     return int(found[_START]) if found is not None and len(found) > _START else None
 
 
+def parent_of(pid: int) -> int:
+    """Return the pid of a process's parent; 0 if there is none, or no such process."""
+    found = _stat(pid)
+    return int(found[_PARENT]) if found is not None else 0
+
+
+def environment_of(pid: int) -> dict[bytes, bytes]:
+    """Return the environment that a process was started with; empty for one of another user. Source:
+    proc_pid_environ(5)."""
+    pairs = (one.partition(b"=") for one in _read(f"/proc/{pid}/environ").split(b"\0"))
+    return {name: value for name, equals, value in pairs if equals}
+
+
 def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of a process and of its children that it has waited for; 0 if there is no such process.
 
@@ -60,6 +85,32 @@ def cpu_seconds(pid: int) -> float:
     """
     found = _stat(pid) or []
     return sum(map(int, found[_CPU_TIMES])) / os.sysconf("SC_CLK_TCK")
+
+
+def name_thread() -> None:
+    """Mark this thread as the guard's, for `work_of`, `ps -L` and `top -H`. Source: proc_pid_comm(5)."""
+    with suppress(OSError), open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as file:
+        file.write(THREAD_NAME)
+
+
+def work_of(pid: int) -> tuple[float, int]:
+    """Return CPU seconds, and bytes read and written, of a process and its children, without the guard's own threads.
+
+    Bytes from caches and pipes count. (0.0, 0) if nothing is known. Sources: proc_pid_stat(5), fields utime and stime;
+    proc_pid_io(5), fields rchar and wchar, which need the permission to trace.
+    """
+    try:
+        tasks = [f"{pid}/task/{name}" for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return 0.0, 0
+    ticks = count = 0
+    for one in (*tasks, *map(str, _children(pid))):
+        if _read(f"/proc/{one}/comm").startswith(b"resil-"):
+            continue
+        ticks += sum(map(int, (_read(f"/proc/{one}/stat").rpartition(b")")[2].split() or [b"0"] * 15)[_OWN_CPU_TIMES]))
+        fields = _read(f"/proc/{one}/io").split()
+        count += int(fields[1]) + int(fields[3]) if len(fields) > 3 else 0
+    return ticks / os.sysconf("SC_CLK_TCK"), count
 
 
 def is_same(pid: int, ticks: int) -> bool:

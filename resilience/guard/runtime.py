@@ -11,6 +11,7 @@ import time
 
 from resilience.guard.agreement.base import SingleProcess
 from resilience.guard.agreement.ranks import name_ranks
+from resilience.guard.collectives import Collectives
 from resilience.guard.decision import (
     CONTINUE,
     DONE,
@@ -102,6 +103,7 @@ class GuardRuntime:
         self._closing_since = 0.0
         self._skipped_for: SaveBlock | None = None
         self._aborts = 0
+        self._collectives = Collectives()
         self._slot = SharedProgress()
         gate.beat = self._slot.words
         gate.beat[0] = gate.count
@@ -548,6 +550,8 @@ class GuardRuntime:
     def _sample(self) -> None:
         self.signals.listen()
         self._timer.sample(time.monotonic(), self._gate.position(), time.process_time())
+        if self._place.world > 1:
+            self._slot.note_look(self._collectives.read(), time.time())
         if not self._watches.has_files:
             self._writer.work()
         elif self._writer.hurry():

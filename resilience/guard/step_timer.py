@@ -140,11 +140,14 @@ class StepTimer:
 
     def in_flight_s(self, now: float, otherwise_s: float) -> float:
         """Return how much longer the save in flight may take, assuming the duration of the slowest one; `otherwise_s`
-        if no save was measured yet. 0 if none is in flight."""
+        if no save was measured yet. One that is late takes as long again as it is late, up to that duration. 0 if none
+        is in flight."""
         with self._lock:
             if self._in_flight_since is None:
                 return 0.0
-            return max(0.0, max(self._saves, default=otherwise_s) - (now - self._in_flight_since))
+            usual_s = max(self._saves, default=otherwise_s)
+            late_s = now - self._in_flight_since - usual_s
+            return -late_s if late_s < 0 else min(late_s, usual_s)
 
     @property
     def slowest_step_s(self) -> float | None:

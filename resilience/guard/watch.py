@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from functools import partial
 
+from resilience.base.processes import name_thread
 from resilience.guard.decision import Request
 
 TYPE_CHECKING = False
@@ -87,13 +89,17 @@ class Watch:
         triggers: Sequence[Trigger],
         *,
         every_s: float,
+        is_irregular: bool = False,
         on_request: Callable[[Request], None],
         recorder: Recorder,
         first: Callable[[Sequence[Request]], None] = lambda requests: None,
         also: Callable[[], None] = lambda: None,
     ) -> None:
+        """`is_irregular`: an interval is anything from a half to one and a half of `every_s`, so that what repeats as
+        often, such as a step, is not always seen at the same point."""
         self._triggers = list(triggers)
         self._every_s = every_s
+        self._is_irregular = is_irregular
         self._on_request = on_request
         self._recorder = recorder
         self._first = first
@@ -127,6 +133,7 @@ class Watch:
             self._thread.join(wait_s)
 
     def _run(self) -> None:
+        name_thread()
         requested = self._poll(self._triggers)
         self._safely(lambda: self._first(requested))
         while not self._over:
@@ -139,7 +146,8 @@ class Watch:
 
     def _wait(self) -> None:
         """Return when all triggers are due; meanwhile poll those with a shorter interval."""
-        end = time.monotonic() + self._every_s
+        factor = 0.5 + os.urandom(1)[0] / 255 if self._is_irregular else 1.0
+        end = time.monotonic() + factor * self._every_s
         while not self._over:
             left_s = max(0.0, end - time.monotonic())
             skipped = self._pending | self._failures.keys()
@@ -236,7 +244,8 @@ class Watches:
         shared = [trigger for trigger in built_in if self.has_files and getattr(trigger, "shared", False)]
         local = [trigger for trigger in built_in if trigger not in shared]
         watch = partial(Watch, on_request=on_request, recorder=recorder)
-        self._node = watch("watch", local, every_s=min(settings.poll_s, POLL_S), also=self._check_stuck)
+        node_s = min(settings.poll_s, POLL_S)
+        self._node = watch("watch", local, every_s=node_s, is_irregular=True, also=self._check_stuck)
         self._at_node = at_node
         self._all = [self._node]
         if own:

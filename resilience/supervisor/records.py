@@ -49,8 +49,6 @@ AGAIN_S = 1.0
 """Until events that could not be written are tried again."""
 FIND_S = 5.0
 """How long a rank waits for the number that rank 0 takes."""
-TRACES = "traces"
-"""`traces/<jobid>.<restart>/rank_<n>`: the dumps of torch's flight recorder."""
 KEPT_BYTES = 2**20
 """The end of the output in the run directory; the file may grow to twice this before it is cut."""
 STEP_BYTES = 65536
@@ -220,7 +218,7 @@ class Records:
         if self._refusal is not None:
             return
         traces = os.path.basename(traces_directory(place))
-        subfolder(subfolder(place.run_dir, TRACES), traces)
+        subfolder(subfolder(place.run_dir, layout.TRACES), traces)
         if role.owns_attempt:
             self.record = claim_attempt(place, role.label)
             self.attempt = self.record.number
@@ -410,4 +408,4 @@ def look_interval_s(place: RankInfo, settings: GuardSettings) -> float:
 
 def traces_directory(place: RankInfo) -> str:
     """Return the directory of the flight recorder's dumps of this start of the job."""
-    return os.path.join(place.run_dir, TRACES, f"{place.job_id}.{place.restart}")
+    return os.path.join(place.run_dir, layout.TRACES, f"{place.job_id}.{place.restart}")

@@ -186,14 +186,57 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> bool:
     return process.returncode is not None
 
 
+class Conversation:
+    """A running program that reads and writes lines. Leaving `with` kills the program with its process group."""
+
+    def __init__(self, argv: Sequence[str], *, timeout_s: float) -> None:
+        """Start the program; raise as ProcessRunner.run. `timeout_s`: how long the start may take."""
+        self._process = _start(argv, None, None, time.monotonic() + timeout_s, stdin=None)
+        self._rest = bytearray()
+        self._errors = bytearray()
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        _end(self._process)
+
+    @property
+    def errors(self) -> str:
+        """Return what the program has written to standard error so far, without surrounding blanks."""
+        return _text(self._errors).strip()
+
+    def say(self, line: str) -> None:
+        """Write a line, short enough for the pipe. A program that has ended does not hear it."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(line.encode("utf-8", "surrogateescape") + b"\n")
+            self._process.stdin.flush()
+
+    def hear(self, timeout_s: float) -> Iterator[str]:
+        """Yield lines as they arrive, until the program ends or `timeout_s` has passed; may be called again."""
+        with contextlib.suppress(_OutOfTime):
+            for is_output, chunk in _exchange(self._process, time.monotonic() + timeout_s):
+                if not is_output:
+                    self._errors += chunk[: _ERRORS_LIMIT_BYTES - len(self._errors)]
+                    continue
+                *lines, rest = (bytes(self._rest) + chunk).split(b"\n")
+                self._rest = bytearray(rest[:LINE_LIMIT_BYTES])
+                yield from map(_text, lines)
+
+
 def _start(
-    argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None, deadline: float, *, stdin: bytes = b""
+    argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None, deadline: float, *, stdin: bytes | None = b""
 ) -> subprocess.Popen[bytes]:
     _reap_abandoned()
     timeout_s = deadline - time.monotonic()
 
     def start() -> subprocess.Popen[bytes]:
-        with _whole(stdin) if stdin else contextlib.nullcontext(subprocess.DEVNULL) as source:
+        silent = subprocess.PIPE if stdin is None else subprocess.DEVNULL
+        with _whole(stdin) if stdin else contextlib.nullcontext(silent) as source:
             return subprocess.Popen(
                 list(argv),
                 stdin=source,

@@ -98,3 +98,53 @@ def test_a_process_exists_until_it_is_reaped_and_no_pid_is_too_large() -> None:
     process.kill()
     process.wait()
     assert not is_there(process.pid) and not is_there(10**30)
+
+
+def test_the_work_of_a_process_is_that_of_its_threads_and_children_without_the_guards() -> None:
+    """Read beside a training: a thread of the guard that computes and reads counts for nothing."""
+    program = """
+import sys, threading, time, subprocess
+from resilience.base.processes import name_thread
+def work():
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        open("/proc/self/maps").read()
+def guard():
+    name_thread()
+    work()
+def run(target):
+    thread = threading.Thread(target=target)
+    thread.start()
+    return thread
+for line in sys.stdin:
+    hold = threading.Event()
+    if line == "child\\n":
+        kept = subprocess.Popen([sys.executable, "-c", "open('/dev/zero').read(2**22); print(flush=True); input()"],
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        kept.stdout.readline()
+    else:
+        target = globals()[line.strip()]
+        thread = run(lambda: (target(), hold.wait()))  # the counts of a thread that has ended are lost
+        time.sleep(0.6)
+    print("done", flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        seen = []
+        for told in ("", "guard", "work", "child"):
+            if told:
+                print(told, file=process.stdin, flush=True)
+                assert process.stdout.readline() == "done\n"
+            seen.append(processes.work_of(process.pid))
+        process.kill()
+    (_, read), (after_guard, read_by_guard), (after_work, read_by_work), (_, read_by_child) = seen
+    assert after_guard < 0.2 and read_by_guard - read < 2**20, "it was the guard's"
+    assert after_work > after_guard + 0.1 and read_by_work > read_by_guard + 2**18
+    assert read_by_child >= read_by_work + 2**22
+    assert processes.work_of(2**22 + 1) == (0.0, 0)

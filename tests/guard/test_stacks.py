@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from resilience.guard import stacks
 from resilience.guard.stacks import show_stacks, write_stacks
 from tests.lab.disks import needs_fuse
 from tests.lab.hung import hung_directory
@@ -61,3 +63,22 @@ def test_a_closed_stderr_loses_only_the_stacks(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.stderr", closed)
     monkeypatch.setattr("resilience.guard.stacks.stderr_descriptor", lambda: 987_654)
     show_stacks()
+
+
+@pytest.mark.parametrize(("scope", "named"), [("1\n", [(0x59616D61, 77)]), ("0\n", []), ("3\n", []), (None, [])])
+def test_a_reader_is_named_only_where_yama_asks_for_it(
+    scope: str | None, named: list[tuple[int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if scope is not None:
+        (tmp_path / "scope").write_text(scope)
+    monkeypatch.setattr(stacks, "PTRACE_SCOPE", str(tmp_path / "scope"))
+    calls: list[tuple[int, int]] = []
+
+    class Library:
+        def prctl(self, option: int, pid: ctypes.c_ulong, *rest: int) -> int:
+            calls.append((option, pid.value))
+            return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
+    stacks.allow_reader(77)
+    assert calls == named

@@ -309,3 +309,11 @@ def test_the_timer_knows_of_a_save_in_flight() -> None:
     found.append(timer.is_in_flight)
     timer.in_flight_since(None)
     assert [*found, timer.is_in_flight] == [False, True, False]
+
+
+@pytest.mark.parametrize(("age_s", "left_s"), [(0, 60), (45, 15), (60, 0), (80, 20), (120, 60), (4000, 60)])
+def test_a_save_that_is_late_takes_longer_still(age_s: float, left_s: float) -> None:
+    """The time limit must not count on a save that should have been durable long ago."""
+    timer = StepTimer()
+    timer.in_flight_since(7.0)
+    assert timer.in_flight_s(7.0 + age_s, otherwise_s=60) == left_s

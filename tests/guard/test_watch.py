@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -204,3 +206,11 @@ def test_a_trigger_without_a_name_is_called_by_its_class() -> None:
         done: Callable[[str], None]
 
     assert name_of(QueueIsEmpty()) == "QueueIsEmpty"
+
+
+def test_the_node_is_looked_at_irregularly_so_that_steps_are_not_always_seen_at_the_same_point() -> None:
+    times: list[float] = []
+    with watching(requested=[], every_s=0.05, is_irregular=True, also=lambda: times.append(time.monotonic())):
+        until(lambda: len(times) > 30)
+    waits = [after - before for before, after in pairwise(times[:30])]
+    assert 0.024 < min(waits) < 0.04  # a regular one never waits less than 0.05 s, however loaded the machine is

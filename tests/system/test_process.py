@@ -19,6 +19,7 @@ from resilience.system import process as process_module
 from resilience.system.process import (
     CommandFailed,
     Completed,
+    Conversation,
     DeadlineExceeded,
     OutputTooLarge,
     ProcessRunner,
@@ -366,3 +367,28 @@ def test_the_last_line_of_the_errors_is_quoted() -> None:
     assert said_by(Completed(("x",), 1, "out\n", "one\ntwo\n\n")) == "two"
     assert said_by(Completed(("x",), 1, "out\n", "")) == "out"
     assert said_by(Completed(("x",), 1, "", "")) == ""
+
+
+# ---- a program that reads and writes lines --------------------------------------------------------------------------
+
+
+def test_lines_go_both_ways_and_the_program_ends_with_the_conversation() -> None:
+    echo = 'echo $$; while read -r line; do echo "got $line"; echo "bad $line" >&2; done; sleep 60'
+    with Conversation(["/bin/sh", "-c", echo], timeout_s=SLACK_S) as program:
+        pid = int(next(program.hear(SLACK_S)))
+        for word in ("one", "two"):
+            program.say(word)
+            assert next(program.hear(SLACK_S)) == f"got {word}"
+        began = time.monotonic()
+        assert list(program.hear(0.2)) == [] and time.monotonic() - began < SLACK_S
+        assert program.errors == "bad one\nbad two"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_program_that_ends_ends_the_hearing_and_does_not_mind_what_is_said() -> None:
+    with Conversation(["/bin/sh", "-c", "echo part; printf rest"], timeout_s=SLACK_S) as program:
+        assert list(program.hear(SLACK_S)) == ["part"], "the rest is no line"
+        program.say("x" * 1000)
+    with pytest.raises(ProgramMissing):
+        Conversation(["/no/such/program"], timeout_s=SLACK_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import os
 import selectors
 import socket
 
@@ -69,8 +69,9 @@ class Client:
         """Connect to rank 0 if that is due, and return what `adopt` gets. Blocks: to be called without any lock."""
         if self._connection is not None or now < self._connect_at:
             return None
-        # Jitter, so that thousands of ranks do not connect at the same moment.
-        self._connect_at = now + self._wait_s * random.uniform(0.5, 1.0)
+        # Jitter, so that thousands of ranks do not connect at the same moment. Not from `random`: its state is the
+        # training's, whose figures must not depend on when rank 0 was found.
+        self._connect_at = now + self._wait_s * (0.5 + os.urandom(1)[0] / 510)
         self._wait_s = min(2 * self._wait_s, LAST_RETRY_S)
         try:
             address = self._locate() or self._known

@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 
+from resilience.base.processes import name_thread
 from resilience.errors import AgreementLost
 from resilience.guard.agreement import frames
 from resilience.guard.agreement.base import Agreement, AgreementEvent, ExitSummary, SingleProcess, never_hurried
@@ -248,6 +249,7 @@ class NetworkAgreement(Agreement):
     # ---- control thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        name_thread()
         faults = 0
         try:
             self._selector.register(self._reader, selectors.EVENT_READ, self._woken)

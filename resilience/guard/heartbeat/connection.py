@@ -20,6 +20,7 @@ import time
 
 from resilience.guard.agreement.address_file import Address
 from resilience.guard.heartbeat.process import IGNORED_SIGNALS, LARGEST_PACKET, PEER
+from resilience.guard.stacks import allow_reader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -255,6 +256,7 @@ class WriterConnection:
                 continue
             if "welcome" in message:
                 self._is_welcome = True
+                allow_reader(int(message["welcome"]))
             if "warn" in message:
                 self._warn(str(message["warn"]))
             for what, answers in self._answers.items():

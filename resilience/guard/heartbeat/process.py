@@ -8,8 +8,9 @@ process per node reads the run directory.
 One thread serves the ranks and never touches a file; the other one writes, and may hang in a dead file system. When no
 rank is left, the process writes the last beat and ends, whatever the other thread does.
 
-When the batch shell requests stacks (`switches/stacks.<jobid>`), the process signals each rank to write them into a
-second memory file, in C, even while a library holds the GIL; from there they go to `journal/<jobid>.<rank>.stacks`.
+When the batch shell or `resil stacks` requests stacks (`switches/stacks.<jobid>`), the process signals each rank to
+write them into a second memory file, in C, even while a library holds the GIL; from there they go to
+`journal/<jobid>.<rank>.stacks`.
 
 Packets, one JSON object each (SOCK_SEQPACKET). From a rank: `{"hello": rank, "pid": n, "stacks": signal}` with the
 descriptors of its beat and of its stacks, `{"journal": rank, "line": text}`, `{"learned": rank, "text": text}`,
@@ -31,8 +32,9 @@ import threading
 import time
 
 from resilience.base.files import read_own
+from resilience.base.processes import state_of, work_of
 from resilience.guard.agreement.address_file import remove_own
-from resilience.guard.heartbeat.beat import GONE, LEFT, RUNNING, SIZE, Progress, RankBeat, read_phase
+from resilience.guard.heartbeat.beat import GONE, LEFT, RUNNING, SIZE, WORDS, Progress, RankBeat, read_phase
 from resilience.guard.heartbeat.run_directory import RunDirectoryWriter, read_learned, stacks_requested
 
 TYPE_CHECKING = False
@@ -48,6 +50,8 @@ FIRST_RANK_S = 60.0
 """The process ends if no rank connects within this time."""
 LAST_WORDS_S = 2.0
 HUNG_S = 30.0
+STANDS_S = 5.0
+"""A rank without a step for so long may hang."""
 STACKS_S = 1.0
 """How long ranks have to write their stacks into memory: a stopped process writes none."""
 MOST_STACKS = 2**20
@@ -93,8 +97,11 @@ class RankConnection:
     def sample(self, now: float) -> None:
         """Sample its shared memory."""
         if self.memory is not None:
-            words = struct.unpack_from("=2Q", self.memory, 0)
-            self.beat.progress.update((words[0], words[1], read_phase(self.memory)), now)
+            words = struct.unpack_from(f"={WORDS}Q", self.memory, 0)
+            phase = read_phase(self.memory)
+            self.beat.progress.update((words[0], words[1], phase), now)
+            self.beat.signs.update(words[2:])
+            self.beat.windows.update(words[0], words[3], words[4], phase, now)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a packet; drop it if the rank does not read."""
@@ -130,7 +137,7 @@ class Files:
     Attributes:
         beats: the ranks that have connected, by number; replaced, never changed in place.
         writer: queues data to write.
-        wants_stacks: the batch shell requests the stacks of all ranks; reset by the thread that collects them.
+        wants_stacks: the stacks of all ranks are requested; reset by the thread that collects them.
         busy_since: when the current round of work began, on the monotonic clock; None while the thread waits.
     """
 
@@ -172,11 +179,9 @@ class Files:
         self.writer.add_learned(rank, text)
         self._wake.set()
 
-    def add_stacks(self, rank: int, pid: int, stacks: bytes) -> None:
-        """Queue the stacks of a rank; they are empty if its process does not run."""
-        head = f"{int(time.time())} {self._order['host']} pid {pid}: where it hangs, by the batch shell's wish\n"
-        stacks = stacks or b"it did not answer: the process is stopped, or in the kernel"
-        self.writer.add_stacks(rank, head.encode() + stacks + b"\n")
+    def add_stacks(self, rank: int, pid: int, stacks: bytes, outside: bytes = b"") -> None:
+        """Queue the stacks of a rank; they are empty if its process does not run, or were read from `outside`."""
+        self.writer.add_stacks(rank, pid, stacks, outside)
         self._wake.set()
 
     def query(self, rank: int, what: str, send: Callable[[dict[str, Any]], None]) -> None:
@@ -200,6 +205,7 @@ class Files:
             is_due = bool(self.beats) and (over or time.monotonic() >= self._due)
             if is_due:
                 self._due = time.monotonic() + float(self._order["beat_s"])
+                self._look_at_processes()
             self.writer.write(self.beats if is_due else None)
             if is_due:
                 self._check_stacks_request()
@@ -209,6 +215,15 @@ class Files:
                 return
             self._wake.wait(max(0.01, self._due - time.monotonic()) if self.beats else None)
             self._wake.clear()
+
+    def _look_at_processes(self) -> None:
+        """Note the state of the ranks' processes, and of those without a step what else they do: 30 us per thread."""
+        now = time.time()
+        for beat in self.beats.values():
+            if beat.end == RUNNING:
+                beat.signs.state, beat.signs.wchan = state_of(beat.pid)
+                if now - beat.progress.advanced > STANDS_S:
+                    beat.signs.cpu_s, beat.signs.io_bytes = work_of(beat.pid)
 
     def _answer(self) -> None:
         with self._lock:
@@ -381,13 +396,21 @@ class WriterProcess:
         self._ranks = [one for one in self._ranks if one is peer or one.rank != peer.rank]
 
     def _take_stacks(self) -> None:
-        """Request the stacks of all ranks if the batch shell wants them, and collect them a second later."""
+        """Request the stacks of all ranks if they are wanted, and collect them a second later."""
         if self._asked and time.monotonic() >= self._asked_at + STACKS_S:
+            silent = []
             for peer, begin in self._asked:
                 if peer.stacks >= 0:
                     size = min(os.fstat(peer.stacks).st_size - begin, MOST_STACKS)
-                    self._files.add_stacks(peer.rank, peer.beat.pid, os.pread(peer.stacks, size, begin))
+                    if stacks := os.pread(peer.stacks, size, begin):
+                        self._files.add_stacks(peer.rank, peer.beat.pid, stacks)
+                    else:
+                        silent.append((peer.rank, peer.beat.pid))
             self._asked = []
+            if silent:
+                from resilience.guard.heartbeat.py_spy import read_outside
+
+                threading.Thread(target=read_outside, args=(silent, self._files.add_stacks), daemon=True).start()
         elif self._files.wants_stacks and not self._asked:
             self._files.wants_stacks = False
             asked = [(peer, peer.request_stacks()) for peer in self._ranks if peer.is_alive]

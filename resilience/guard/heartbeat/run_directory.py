@@ -19,6 +19,7 @@ import time
 
 from resilience import layout
 from resilience.base.files import append, open_directory, read_regular, remove_stale, replace_file
+from resilience.base.processes import state_of
 from resilience.guard.heartbeat.beat import compose, file_name
 
 TYPE_CHECKING = False
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 GROUP_FOLDER = stat.S_ISGID | stat.S_IWGRP
 """Mode bits of a run directory that a group may operate: 2770, docs/reference/run-directory.md."""
 
+SILENT = "it did not answer: its process is in state "
+"""Instead of the stacks of a rank; the letter of proc_pid_stat(5) follows."""
 AT_ONCE = 200
 """Journal lines per write."""
 LONGEST_LINE = 32_768
@@ -78,10 +81,15 @@ class RunDirectoryWriter:
         with self._lock:
             self._learned[rank] = text
 
-    def add_stacks(self, rank: int, text: bytes) -> None:
-        """Queue the stacks of a rank."""
+    def add_stacks(self, rank: int, pid: int, stacks: bytes, outside: bytes = b"") -> None:
+        """Queue the stacks of a rank, or of a rank that wrote none (b"") the state of its process, and below it what
+        py-spy read from `outside`."""
+        if not stacks:
+            state, function = state_of(pid)
+            stacks = f"{SILENT}{state or '?'}{f' in {function}' if function else ''}\n".encode() + outside
+        head = f"{int(time.time())} {self._host} pid {pid}: stacks, as requested\n"
         with self._lock:
-            self._stacks.append((rank, text))
+            self._stacks.append((rank, head.encode("utf-8", "replace") + stacks + b"\n"))
 
     def write(self, beats: Mapping[int, RankBeat] | None = None) -> str:
         """Write all queued data, and the heartbeat of these ranks. Return the error as text; empty on success.

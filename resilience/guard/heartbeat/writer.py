@@ -21,9 +21,10 @@ from resilience.guard.heartbeat.run_directory import (
     as_line,
     file_mode,
     read_learned,
+    stacks_requested,
 )
 from resilience.guard.recorder import MAX_EVENTS
-from resilience.guard.stacks import StacksOnDemand
+from resilience.guard.stacks import StacksOnDemand, read_stacks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from resilience.guard.agreement.address_file import Address
     from resilience.guard.heartbeat.beat import SharedProgress
     from resilience.guard.heartbeat.connection import WriterConnection
+    from resilience.guard.heartbeat.run_directory import Asked
     from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
@@ -88,6 +90,7 @@ class HeartbeatWriter:
         self._progress, self._first_steps = Progress(time.time()), Progress(time.time())
         self._first_steps.update(slot.read(), time.time())
         self._beat_due = 0.0
+        self._stacks_requested: Asked | None = None
         self._writer = RunDirectoryWriter(place.run_dir, place.job_id, place.attempt, place.host, most_lines=MAX_EVENTS)
         self._unsent: list[bytes] = []
         self._owed_finish = ""
@@ -270,7 +273,16 @@ class HeartbeatWriter:
         if not last and time.monotonic() < self._beat_due:
             return None
         self._beat_due = time.monotonic() + self._settings.beat_s
+        self._answer_stacks_request()
         return {self._place.rank: RankBeat(os.getpid(), self._progress)}
+
+    def _answer_stacks_request(self) -> None:
+        """Queue the stacks of this process if they are requested; while a library holds the GIL, nothing is written."""
+        with contextlib.suppress(OSError, AttributeError):
+            asked = stacks_requested(self._place.run_dir, self._place.job_id)
+            if asked is not None and asked != self._stacks_requested:
+                self._stacks_requested = asked
+                self._writer.add_stacks(self._place.rank, os.getpid(), read_stacks())
 
     def _write_finished(self) -> None:
         if not self._owed_finish:

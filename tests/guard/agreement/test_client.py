@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import selectors
 import signal
 import socket
@@ -66,6 +67,13 @@ def test_a_rank_0_that_cannot_be_found_is_searched_for_again_and_is_never_an_err
         now = deadline
     assert waits[0] < 0.1
     assert LAST_RETRY_S / 2 <= waits[-1] <= LAST_RETRY_S
+
+
+def test_looking_for_rank_0_draws_no_random_number_from_the_training(selector: selectors.DefaultSelector) -> None:
+    client, before = make(selector, lambda: None), random.getstate()
+    for now in range(0, 60, 5):
+        client.find(now)
+    assert random.getstate() == before
 
 
 def test_a_listener_that_accepts_and_never_greets_is_left_after_a_while(selector: selectors.DefaultSelector) -> None:

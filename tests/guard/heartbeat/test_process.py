@@ -597,3 +597,16 @@ def test_looking_again_makes_only_the_one_directory_and_leaves_no_file(run: Path
     assert not (run / "gone").exists()
     refresh_directory(str(run / "agreement" / "12"))
     assert list((run / "agreement").iterdir()) == []
+
+
+def test_the_windows_of_a_rank_are_shown(node: Node) -> None:
+    """A step, four looks and one of them inside a collective every 10 ms."""
+    training = (
+        "slot.set_phase('train')\nfor n in range(10_000):\n    slot.words[0] = n\n    time.sleep(0.01)\n"
+        "    for look in range(4): slot.note_look((n, look == 0), time.time())"
+    )
+    node.start(0, first=f"def train():\n    exec({training!r}, globals())").begin("train()")
+    until(lambda: len(node.beats().get("rank", {}).get("0", {}).get("windows", [])) >= 3)
+    for end, length, steps, looks, inside, seconds in node.beats()["rank"]["0"]["windows"]:
+        assert end % length == 0 and looks >= 60 and looks == pytest.approx(4 * steps, abs=8) and seconds > 0.1
+        assert inside == pytest.approx(looks / 4, abs=4)

@@ -79,6 +79,20 @@ def test_one_process_alone_writes_its_beat_and_its_journal_itself(alone: Alone) 
     assert alone.writer.locate is None
 
 
+def test_one_process_alone_writes_its_stacks_when_they_are_requested(alone: Alone, run: Path) -> None:
+    alone.writer.work()
+    file = run / "journal" / "12.0.stacks"
+    assert not file.exists()
+    for times in (1, 2):
+        (run / "switches" / "stacks.12").unlink(missing_ok=True)
+        (run / "switches" / "stacks.12").touch()
+        for _ in range(2):  # once for each request
+            time.sleep(0.06)
+            alone.writer.work()
+        assert file.read_text().count(f" n1 pid {os.getpid()}: stacks, as requested\n") == times
+    assert " in test_one_process_alone_writes_its_stacks_when_they_are_requested\n" in file.read_text()
+
+
 def test_the_beat_is_written_by_time_and_not_at_every_look(run: Path) -> None:
     one = Alone(run, beat_s=1000.0)
     one.writer.work()
