@@ -30,7 +30,17 @@ from resilience.runs.run_jobs import Queues, scheduler_of
 from resilience.runs.submissions import read_intents
 from resilience.watch.checks._log.judge import deadline_of, findings
 from resilience.watch.checks._log.paths import probe_paths
-from resilience.watch.checks._log.reading import ANY, EACH, NEWEST, LogReading, LogSettings, Moment, jump_s, shifted
+from resilience.watch.checks._log.reading import (
+    ANY,
+    EACH,
+    NEWEST,
+    ON_HANG,
+    LogReading,
+    LogSettings,
+    Moment,
+    jump_s,
+    shifted,
+)
 from resilience.watch.checks._log.runs import lessons, probe_runs
 from resilience.watch.checks._log.tail import LogReader
 from resilience.watch.checks._log.teaching import taught
@@ -133,6 +143,8 @@ def check_settings(settings: LogSettings) -> None:
     """Raise SettingsError for invalid settings."""
     if settings.files not in (EACH, NEWEST, ANY):
         raise SettingsError(f"files = {settings.files!r} must be {EACH}, {NEWEST} or {ANY}")
+    if settings.on_hang not in ON_HANG:
+        raise SettingsError(f"on_hang = {settings.on_hang!r} must be {', '.join(ON_HANG[:-1])} or {ON_HANG[-1]}")
     if settings.factor < 1:
         raise SettingsError(f"factor = {settings.factor:g} must be at least 1", hint="factor = 5")
     if settings.timeout_s is not None and settings.timeout_s <= 0:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from shlex import quote
 from typing import NamedTuple
 
@@ -14,10 +15,13 @@ from resilience.messages import plural
 from resilience.quantities import format_bytes, format_duration
 from resilience.watch.checks._log.losses import loss_faults
 from resilience.watch.checks._log.reading import (
+    CONFIRMED,
     CONFIRMED_S,
     LEARNED,
     LEAST_PAUSE_S,
+    NO_PROGRESS,
     PATIENCE_S,
+    RANK_GONE,
     Allowance,
     Beat,
     LogReading,
@@ -220,7 +224,7 @@ def _gone(view: View) -> Finding | None:
     return _finding(
         view,
         verdict,
-        "rank-gone",
+        RANK_GONE,
         f"rank {which} exited without a final message{_at_step(view)}",
         advice=_debug_advice(view),
     )
@@ -240,7 +244,7 @@ def _hung(view: View) -> Finding:
     if log is not None and log.last_output_at > log.last_progress_at:
         has_output = log.repeats > 0 or view.now - log.last_output_at <= view.allowed.seconds
     if view.beats and beat is not None:
-        parts.append(f"rank {beat.rank} on {beat.host} is the slowest of {beat.ranks}")
+        parts.append(beat.odd or f"rank {beat.rank} on {beat.host} is the slowest of {beat.ranks}")
         if view.now - beat.written > view.allowed.seconds:
             parts.append(f"its heartbeat shows no progress either, for {format_duration(view.now - beat.written)}")
     if has_output and log is not None:
@@ -269,7 +273,9 @@ def _hung(view: View) -> Finding:
     if is_banner:
         advice = f"if the training writes to another file, watch that: resil watch log PATH; otherwise {advice}"
     # One fault, whatever else is written meanwhile: a hang is one incident.
-    return _finding(view, verdict, "no-progress", "; ".join(parts), advice=advice)
+    found = _finding(view, verdict, NO_PROGRESS, "; ".join(parts), advice=advice)
+    is_confirmed = view.beats and beat is not None and beat.is_confirmed(view.now)
+    return replace(found, looked=(*found.looked, CONFIRMED)) if is_confirmed else found
 
 
 def _sure_s(allowed: Allowance) -> float:
@@ -428,8 +434,8 @@ def _debug_advice(view: View) -> str:
     where = ""
     if view.beats and view.beat is not None and view.beat.host:
         where = f" on {view.beat.host}"
-    find = f"find where it hangs{where}: py-spy dump --pid PID of a rank"
-    return f"read the log: {read}; then {find}, before killing the job"
+    tool = f"resil stacks {run}" if view.beats and run else "py-spy dump --pid PID of a rank"
+    return f"read the log: {read}; then find where it hangs{where}: {tool}, before killing the job"
 
 
 def _finding(

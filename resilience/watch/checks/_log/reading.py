@@ -51,6 +51,10 @@ class LogSettings:
         heartbeat: prefer the guard's heartbeat to the log.
         ignore_older_s: skip logs of a pattern without a write for this long when first seen.
         read_bytes: the most that is read of the new part of one log per probe, from its end.
+        on_hang: what is done about a run once its heartbeats confirm that a rank hangs: nothing more than telling
+            (tell), ask it to save (save), end its launch, so that the next job goes on (restart_step), or requeue its
+            job (requeue). Once for each hang, after its evidence was collected, and only with `enabled = true` under
+            [act].
     """
 
     paths: tuple[str, ...] = ()
@@ -67,6 +71,7 @@ class LogSettings:
     heartbeat: bool = True
     ignore_older_s: float = 86400.0
     read_bytes: float = 2.0**20
+    on_hang: str = "tell"
 
 
 class Pause(NamedTuple):
@@ -221,6 +226,15 @@ _MEMO: dict[str, LogState] = {}
 _MOST_KNOWN = 50_000
 
 
+TELL, SAVE, RESTART_STEP, REQUEUE = ON_HANG = ("tell", "save", "restart_step", "requeue")
+NO_PROGRESS, RANK_GONE = "no-progress", "rank-gone"
+"""Faults of a training that hangs."""
+CONFIRMED = "confirmed: several heartbeats name the same ranks, which do nothing"
+"""In `looked` of a finding."""
+CONFIRM_S = 120.0
+"""How long signs must name the same ranks: three passes of a watchdog that runs every minute."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
     """The heartbeat of the current attempt, over all nodes: its slowest rank.
@@ -236,6 +250,12 @@ class Beat:
         ranks: number of ranks.
         gone: ranks that exited without a final message, as `3 on n17`.
         left: number of ranks that have closed their guard.
+        odd: which ranks keep the others waiting and why, in words; empty while steps are made, or without a sign.
+        odd_ranks: their numbers.
+        odd_since: since when signs besides the steps name these ranks while they neither compute nor read, by the
+            watchdog's clock; 0 if none does.
+        odd_cpu_s: CPU seconds that they had used then.
+        odd_bytes: bytes that they had read and written then.
     """
 
     step: int = 0
@@ -249,6 +269,15 @@ class Beat:
     ranks: int = 0
     gone: tuple[str, ...] = ()
     left: int = 0
+    odd: str = ""
+    odd_ranks: tuple[int, ...] = ()
+    odd_since: float = 0.0
+    odd_cpu_s: float = 0.0
+    odd_bytes: int = 0
+
+    def is_confirmed(self, now: float) -> bool:
+        """Return whether the same ranks have been named by several heartbeats, and did nothing meanwhile."""
+        return self.odd_since > 0 and now - self.odd_since >= CONFIRM_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,7 +493,7 @@ _TIMES = (
     "errored",
     "troubled",
 )
-_BEAT_TIMES = ("advanced", "written")
+_BEAT_TIMES = ("advanced", "written", "odd_since")
 
 
 def jump_s(before: Moment, now: Moment) -> float:

@@ -13,6 +13,10 @@ from typing import Any
 
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
+from resilience.ranks.beats import NodeBeat
+from resilience.ranks.beats import parse_beat as parse_node
+from resilience.ranks.verdict import HangVerdict
+from resilience.ranks.verdict import judge as judge_ranks
 from resilience.runs.attempts import LastSave, when
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import ATTEMPTS_WITHOUT_SAVE, last_events, newest_save, read_attempts
@@ -61,6 +65,7 @@ def merge_beats(
     stamps: list[tuple[str, float, float]] = []
     ranks: list[tuple[float, int, int, str, str, float]] = []
     gone: list[str] = []
+    nodes: list[NodeBeat] = []
     left = count = 0
     for name, content, mtime in files:
         table = parse_beat(content)
@@ -72,6 +77,8 @@ def merge_beats(
         written = old[1] if old is not None and old[0] == value else changed_at
         stamps.append((name, value, written))
         host = str(table.get("host", ""))
+        with suppress(ValueError, TypeError, OverflowError):
+            nodes.append(parse_node(name.partition(".")[0], host, table, written))
         for number, rank in dict(table["rank"]).items():
             try:
                 step, advanced = int(rank["step"]), float(rank["advanced"])
@@ -98,10 +105,33 @@ def merge_beats(
     intervals = before.intervals if before is not None else ()
     if before is not None and step > before.step and advanced > before.advanced > 0:
         intervals = (*intervals, (advanced - before.advanced) / (step - before.step))[-INTERVALS:]
-    return Beat(
+    beat = Beat(
         step=step, rank=number, host=host, phase=phase, advanced=advanced, written=written, stamps=tuple(stamps),
         intervals=intervals, ranks=count, gone=tuple(gone), left=left,
     )  # fmt: skip
+    stands = before is not None and step <= before.step
+    return _with_odd(beat, judge_ranks(nodes), before, now) if stands and before is not None else beat
+
+
+WORK_BYTES, WORK_CPU = 2**20, 0.05
+"""Ranks that have read or written more bytes since they were named, or used more of a core, may be saving, loading data
+or evaluating, although the training does not say so."""
+
+
+def _with_odd(beat: Beat, found: HangVerdict, before: Beat, now: float) -> Beat:
+    """Return the heartbeat with the ranks that keep the others waiting."""
+    is_known = before.odd_since and tuple(before.odd_ranks) == found.ranks
+    cpu_s, read = found.cpu_s - before.odd_cpu_s, found.io_bytes - before.odd_bytes
+    works = read > WORK_BYTES or cpu_s > max(1.0, WORK_CPU * (now - before.odd_since))
+    is_same = is_known and not works
+    return replace(
+        beat,
+        odd=found.why,
+        odd_ranks=found.ranks,
+        odd_since=0.0 if not found.is_witnessed else before.odd_since if is_same else now,
+        odd_cpu_s=before.odd_cpu_s if is_same else found.cpu_s,
+        odd_bytes=before.odd_bytes if is_same else found.io_bytes,
+    )
 
 
 def save_of(reading: LogReading | None) -> LastSave | None:

@@ -55,7 +55,7 @@ STORIES: dict[str, Story] = {
             logs(f"step {tick} loss\n"), beats({0: trains(tick), 1: trains(tick)}),
             beats({2: trains(tick), 3: trains(min(tick, 4), max(0, tick - 4) * MINUTE)}, host="n2"),
         ), ANYTHING) for tick in range(40)),
-        (0, None, "CRITICAL no-progress", "rank 3 on n2 is the slowest of 4", "(4 at ", "on n2: py-spy")],
+        (0, None, "CRITICAL no-progress", "rank 3 on n2: behind in steps", "(4 at ", "on n2: resil stacks gpt, ")],
     **{f"a node whose clock is {ahead_s:+.0f} s wrong does not hang": [
         (MINUTE, beats({0: trains(tick)}, ahead_s=ahead_s), "OK") for tick in range(5)] for ahead_s in (-600.0, 600.0)},
     "a heartbeat whose writer is dead gives way to the log": [

@@ -1,0 +1,129 @@
+"""Names the rank that keeps the others waiting, from the heartbeats of a training that makes no steps.
+
+Ranks of a synchronous training wait for each other in collectives; the odd one does something else. Each sign has its
+own witness: the kernel (state of the process), the node (its heartbeat), the guard's thread (whether it can run), and
+torch (inside a collective or not). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from resilience.quantities import format_duration
+from resilience.ranks.beats import NodeBeat, RankBeat
+
+LOST_S = 60.0
+"""A node whose heartbeat is so much older than that of another is lost: several intervals of heartbeats (10 s)."""
+THREAD_S = 10.0
+"""The guard's thread runs once a second; after so long without, something keeps it from running."""
+MOST_NAMED = 8
+ROUTINE = ("futex", "hrtimer", "do_nanosleep", "poll_", "do_poll", "do_select", "do_sys_poll", "ep_", "do_epoll")
+"""Functions of the kernel in which a program waits for its own threads, timers and sockets; others are named, such as
+`request_wait_answer` of a hung FUSE server, in which a process may wait in state S."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangVerdict:
+    """Which ranks keep the others waiting, as far as their signs tell.
+
+    Attributes:
+        ranks: their numbers; empty if no minority of the ranks is odd.
+        hosts: their nodes.
+        why: what they do, and how many they are; or what all do. Empty without any sign.
+        is_witnessed: whether a sign besides the number of steps says so, and no rank evaluates, saves or starts.
+        cpu_s: CPU seconds that these ranks have used.
+        io_bytes: bytes that they have read and written.
+    """
+
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    why: str = ""
+    is_witnessed: bool = False
+    cpu_s: float = 0.0
+    io_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    beat: RankBeat
+    node: NodeBeat
+
+    @property
+    def blocked_s(self) -> float:
+        """How long the guard's thread has not run, in seconds."""
+        return self.node.time - self.beat.looked if self.beat.looked else 0.0
+
+
+def judge(nodes: Sequence[NodeBeat]) -> HangVerdict:
+    """Given the heartbeats of all nodes of an attempt whose steps stand still, return the odd ranks.
+
+    The first sign that a minority of the ranks shows decides: ended, of a lost node, stopped, waiting in the kernel,
+    holding the GIL, outside the collective that the others are in, behind in steps.
+    """
+    ranks = [_Rank(beat, node) for node in nodes for beat in node.ranks if not beat.has_left]
+    if len(ranks) < 2:
+        return HangVerdict()
+    newest = max(node.written for node in nodes)
+    signs = (
+        ([one for one in ranks if one.beat.is_gone], "ended without a final message"),
+        ([one for one in ranks if newest - one.node.written > LOST_S], "no heartbeat of the node"),
+        ([one for one in ranks if one.beat.state in ("T", "t")], "stopped by a signal or a debugger (state T)"),
+        (
+            [one for one in ranks if one.beat.state == "D"],
+            "waiting in the kernel for a disk, a file server or a driver",
+        ),
+        ([one for one in ranks if one.blocked_s > THREAD_S], "a library holds the GIL"),
+        (_outside(ranks), "outside the collective that the others wait in"),
+        (_behind(ranks), "behind in steps"),
+    )
+    for odd, why in signs:
+        if odd and 2 * len(odd) <= len(ranks):
+            return _verdict(odd, ranks, why)
+    for odd, why in signs[2:5]:
+        if odd:
+            return HangVerdict(why=f"{len(odd)} of {len(ranks)} ranks: {why}{_details(odd)}")
+    if all(one.beat.is_inside for one in ranks):
+        return HangVerdict(why=f"all {len(ranks)} ranks are inside a collective: the network, or a device")
+    return HangVerdict()
+
+
+def _outside(ranks: Sequence[_Rank]) -> list[_Rank]:
+    """Return the ranks that are in no collective while all others are, and of these the ones that entered fewest."""
+    outside = [one for one in ranks if one.beat.looks and not one.beat.is_inside]
+    others = [one for one in ranks if one.beat.is_inside]
+    return outside if others and len(outside) + len(others) == len(ranks) else []
+
+
+def _behind(ranks: Sequence[_Rank]) -> list[_Rank]:
+    least = min(one.beat.step for one in ranks)
+    behind = [one for one in ranks if one.beat.step == least]
+    return behind if len(behind) < len(ranks) else []
+
+
+def _verdict(odd: Sequence[_Rank], ranks: Sequence[_Rank], why: str) -> HangVerdict:
+    numbers = tuple(sorted(one.beat.rank for one in odd))
+    hosts = tuple(dict.fromkeys(one.node.host for one in sorted(odd, key=lambda one: one.beat.rank)))
+    shown = ", ".join(map(str, numbers[:MOST_NAMED])) + (", ..." if len(numbers) > MOST_NAMED else "")
+    where = ", ".join(hosts[:MOST_NAMED]) + (", ..." if len(hosts) > MOST_NAMED else "")
+    names = f"{'ranks' if len(numbers) > 1 else 'rank'} {shown} on {where}"
+    trains = all(one.beat.phase in ("", "train") for one in ranks if not one.beat.is_gone)
+    return HangVerdict(
+        ranks=numbers,
+        hosts=hosts,
+        why=f"{names}: {why}{_details(odd)} ({len(odd)} of {len(ranks)} ranks)",
+        is_witnessed=trains and why != "behind in steps",
+        cpu_s=sum(one.beat.cpu_s for one in odd),
+        io_bytes=sum(one.beat.io_bytes for one in odd),
+    )
+
+
+def _details(odd: Sequence[_Rank]) -> str:
+    """Return what the kernel, or the guard, adds about the first of them."""
+    first = odd[0]
+    if first.beat.state == "D":
+        return f" (state D{', in ' + first.beat.wchan if first.beat.wchan else ''})"
+    if first.blocked_s > THREAD_S and first.beat.state not in ("T", "t"):
+        return f" (its guard's thread has not run for {format_duration(first.blocked_s)})"
+    waits = first.beat.wchan if not first.beat.is_gone else ""
+    return f", in {waits}" if waits and first.beat.state == "S" and not waits.startswith(ROUTINE) else ""

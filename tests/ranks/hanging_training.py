@@ -1,0 +1,65 @@
+"""A training of real gloo ranks, in which one rank stops making steps: `hanging_training.py KIND RANK STEP [PATH]`.
+
+With the kind `slow` it takes 30 % longer than the others from that step on.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import itertools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from resilience.guard import TrainingGuard
+
+
+def hang(kind: str) -> None:
+    """Never return."""
+    if kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == "dead":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "loop":
+        while True:
+            pass
+    elif kind == "gil":
+        collections.deque(itertools.count(), maxlen=0)
+    elif kind == "sleeping-gil":
+        while True:
+            ctypes.PyDLL(None).sleep(1000)
+    elif kind == "disk":
+        Path(sys.argv[4]).stat()
+    time.sleep(1000)
+
+
+def main() -> None:
+    """Train until killed."""
+    kind, odd, at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    meeting = f"file://{os.environ['RESIL_RUN_DIR']}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+    gradient = torch.ones(1000)
+    is_slow = kind == "slow"
+    with TrainingGuard.from_env(beat_s=0.2, poll_s=0.01 if is_slow else 0.1) as guard:
+        for step in itertools.count(1):
+            is_odd = step >= at and rank == odd
+            time.sleep((0.065 if is_odd else 0.05) if is_slow else 0.01)
+            if step == at and is_odd and not is_slow:
+                hang(kind)
+            try:
+                dist.all_reduce(gradient)
+            except RuntimeError:  # gloo notices that a rank is dead, NCCL waits for it
+                time.sleep(1000)
+            guard.step()
+
+
+if __name__ == "__main__":
+    main()
