@@ -27,6 +27,7 @@ PACKAGES = {
     "checks": ("resilience.watch.checks", "resilience.cron.checks"),
     "channels": ("resilience.alerts.channels",),
     "drivers": ("resilience.cron.drivers",),
+    "node_checks": ("resilience.nodes.checks",),
 }
 """Packages of the built-in plugins of each family."""
 
@@ -36,6 +37,7 @@ _SINGULAR = {
     "checks": "watchdog",
     "channels": "kind of channel",
     "drivers": "backend of cron",
+    "node_checks": "check of nodes",
 }
 
 
@@ -146,6 +148,13 @@ class Family:
         """Raise _ContractError unless a plugin has the attributes and methods of its family's protocol."""
         protocol = getattr(importlib.import_module(PACKAGES[self.name][0]), self.constant.capitalize(), None)
         if protocol is None:
+            return
+        if hasattr(protocol, "__dataclass_fields__"):  # a value with functions in it, no object with methods
+            if not isinstance(found, protocol):
+                raise _ContractError(
+                    f"{self.constant} = {found!r:.60} must be a {protocol.__name__}",
+                    hint=f"{self.constant} = {protocol.__module__}.{protocol.__name__}(...)",
+                )
             return
         is_class, owner = isinstance(found, type), found if isinstance(found, type) else type(found)
         if (

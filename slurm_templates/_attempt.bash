@@ -43,6 +43,11 @@ resil_launched_at=0      # in seconds of this shell
 resil_cgroups=/sys/fs/cgroup
 resil_oom_before=        # what resil_oom_kills found before the launch
 resil_queue_pid=         # process id of resil_keep_jobs_queued
+resil_checked=           # exit code of the check of the nodes, and its verdict
+resil_left=()            # with spares (_spares.bash): the nodes that are not known to be bad, in order
+resil_on=()              # options of srun for the nodes of the launch
+resil_lost=              # a sentence if a node of the launch is lost
+resil_rest=              # the launch has failed, and enough nodes are left for another
 
 export RESIL_JOB_ID=${SLURM_JOB_ID:-0}
 export RESIL_RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
@@ -654,7 +659,8 @@ resil_requeue_self() { # end
   local verb=requeue said='' try is_requeued=
   [ -n "$resil_requeue" ] || return
   case $1 in
-    finished | superseded | lost) return ;;
+    finished | superseded) return ;;
+    lost) [ -n "$resil_lost" ] || return ;; # a job with spares survives the loss of a node: SLURM does not requeue it
     terminated) resil_is_over_time || return ;;
   esac
   if [ -e "$RESIL_RUN_DIR/finished" ] || resil_killed; then return; fi
@@ -1163,6 +1169,12 @@ resil_job_environment() { # variables of the job for the launch
     read -r MASTER_ADDR < <(timeout 20 scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) || :
   fi
   [ -n "$MASTER_ADDR" ] || MASTER_ADDR=$(hostname)
+  export NCCL_RAS_ADDR=${NCCL_RAS_ADDR:-localhost:$((28100 + RESIL_JOB_ID % 800))} # jobs on one node would share one port
+  if [ -z "${TORCH_FR_DUMP_TEMP_FILE:-}${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-}" ]; then # else in HOME, over those of other jobs
+    export TORCH_FR_DUMP_TEMP_FILE=$RESIL_RUN_DIR/traces/$RESIL_JOB_ID.$RESIL_RESTART_COUNT/rank_
+    export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=$TORCH_FR_DUMP_TEMP_FILE # its name before torch 2.9
+    (umask "$resil_umask" && mkdir -p -- "${TORCH_FR_DUMP_TEMP_FILE%/*}") 2>/dev/null || :
+  fi
   # Since 22.05 srun does not inherit it; and --export=NONE applies to the batch shell, not to the launch.
   [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
   [ "${SLURM_EXPORT_ENV:-}" = NONE ] && export SLURM_EXPORT_ENV=ALL
@@ -1172,6 +1184,44 @@ resil_job_environment() { # variables of the job for the launch
 resil_setup_failed() { # code command
   resil_say "the setup failed with $1 at: $2"
   exit "$1"
+}
+
+# Run a command of resil that looks at the nodes. resil_checked: its exit code and its last line; empty: no answer.
+resil_ask_about_nodes() { # command function: called meanwhile
+  local pid began=$SECONDS
+  resil_checked=
+  (
+    trap - EXIT
+    resil_deaf
+    if [ -n "${resil_nodes:-}" ]; then
+      resil_use_nodes ${#resil_left[@]}
+      export RESIL_LEFT="$resil_nodes ${resil_left[*]}"
+    fi
+    said=$(timeout -k 5 60 bash -c "$1" </dev/null 2>&1)
+    code=$? said=${said:-no answer}
+    resil_say "nodes: ${said//$'\n'/$'\n'resil: nodes: }"
+    said=${said##*$'\n'}
+    printf 'checked %d %s\n' "$code" "${said:0:1000}" >&"$resil_news"
+  ) </dev/null &
+  pid=$!
+  while [ -z "$resil_checked" ]; do
+    if ! resil_hear 0.2 && ! kill -0 "$pid" 2>/dev/null; then break; fi
+    "$2"
+  done
+  while resil_hear 0.01; do :; done
+  resil_json "${resil_checked#* }"
+  resil_journal nodes_checked code "${resil_checked%% *}" said "$REPLY" seconds $((SECONDS - began))
+}
+
+# With [nodes] preflight: 75 if this job has a bad node that the queued jobs of the run now avoid, 11 if it has a spare.
+# Anything else does not keep a training from its launch: a check that cannot run here, or nowhere else to go.
+resil_check_nodes() {
+  [ -n "$resil_preflight" ] || return 0
+  resil_ask_about_nodes "$resil_preflight" resil_check_start
+  case ${resil_checked%% *} in
+    75) resil_finish 75 exited "${resil_checked#* }" ;;
+    11) [ -z "${resil_nodes:-}" ] || resil_leave_out "${resil_checked#* }" || : ;;
+  esac
 }
 
 # Run the command and get its true exit code. `wait` and traps do not combine: under many signals bash 5.2 was observed
@@ -1184,7 +1234,12 @@ resil_launch() { # program argument...
   fi
   resil_oom_kills
   resil_oom_before=$REPLY
-  resil_journal launch
+  if [ -n "${resil_nodes:-}" ]; then
+    [ "$1" != srun ] || set -- srun "${resil_on[@]}" "${@:2}"
+    resil_journal launch nodes "\"$SLURM_JOB_NODELIST\""
+  else
+    resil_journal launch
+  fi
   (
     resil_deaf
     trap - EXIT
@@ -1227,6 +1282,7 @@ resil_hear() { # seconds: read one message within this time; fails if there is n
     'superseded '*) resil_superseded_by=${line#* } ;;
     'killed '* | 'taken '* | cleared) resil_hear_of_kill "$line" ;;
     guarded) resil_guarded=yes ;;
+    'checked '*) resil_checked=${line#* } ;;
     'kill-wait '*) resil_kill_wait_s=${line#* } ;;
   esac
 }
@@ -1343,6 +1399,7 @@ resil_unfinish() {
 
 resil_end() { # the launch has ended: decide the reason and the exit code
   local text taken=no
+  [ -z "${resil_nodes:-}" ] || resil_look_at_nodes
   resil_deaf
   resil_hear_guard
   if [ "$resil_code" != 0 ] && [ -n "${resil_guard_failed:-}" ]; then
@@ -1350,6 +1407,10 @@ resil_end() { # the launch has ended: decide the reason and the exit code
   fi
   # The heartbeat may not have seen the switch yet; and only a switch that is still set affects other jobs.
   if resil_killed; then resil_stop_asked=${resil_stop_asked:-$REPLY}; else resil_scope=; fi
+  if [ -n "$resil_lost" ] && [ "$resil_code" != 75 ]; then
+    resil_gone=false
+    resil_finish $((resil_code == 0 ? 75 : resil_code)) lost "$resil_lost"
+  fi
   resil_check_job
   case $REPLY in GONE | COMPLETING) taken=yes ;; UNKNOWN) resil_unsure=yes ;; esac
   [ -z "${resil_guard_failed:-}" ] || resil_unsure=
@@ -1431,6 +1492,7 @@ resil_finish() { # code end why: record the end of this attempt, and exit
   resil_journal "attempt_end" end "\"$end\"" exit_code "$code" launched "$resil_launched" reason "$json"
   resil_time
   resil_say "END attempt ${RESIL_ATTEMPT:--} of $RESIL_RUN: job $resil_label on $resil_host at $REPLY: $end, exit code $code"
+  [ -z "$resil_rest" ] || resil_go_on_here
   resil_requeue_self "$end" || :
   exit "$code"
 }

@@ -19,18 +19,30 @@ from resilience.attempts.breaker import (
     Treatment,
     decide,
     looked_at,
+    nodes_of,
     treatment_of,
     treatment_of_class,
 )
 from resilience.attempts.classify import ASKED_FOR, sign_of_bad_node
-from resilience.attempts.elsewhere import go_elsewhere, read_excluded
+from resilience.attempts.elsewhere import (
+    go_elsewhere,
+    note_proofs,
+    read_excluded,
+    read_standings,
+    still_excluded,
+    unproven,
+)
 from resilience.attempts.ledger import LedgerRow, read_end, read_ledger
 from resilience.attempts.never_dry import keep_queued
 from resilience.attempts.reconcile import reconcile
+from resilience.attempts.witness import evidence_of
 from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, StateDirectoryError, UsageError
 from resilience.guard.earlier_stops import add_unreadable
 from resilience.job import Job, JobId
 from resilience.messages import cut
+from resilience.nodes.evidence import Evidence, Source, evidence_folder
+from resilience.nodes.standing import Standing
+from resilience.nodes.standing import State as NodeState
 from resilience.runs import queue_cache
 from resilience.runs.attempts import AttemptEnd
 from resilience.runs.breaker_file import (
@@ -91,56 +103,100 @@ def tend_runs(project: Project) -> list[str]:
 
     Return a sentence for each that changed or could not be read.
     """
-    said = []
+    said, known = [], _try_standings(project)
     for directory in project.runs():
         try:
             with suppress(SchedulerError):  # the accounting may be down alone; the next tick asks again
                 reconcile(project, directory)
-            said += [act(project, directory), keep_queued(project, directory), save_and_stop(project, directory)]
+            said += [act(project, directory, known), keep_queued(project, directory), save_and_stop(project, directory)]
         except ResilError as error:
             said.append(f"run {directory.run}: {error.message}; the next tick tries again")
     return [text for text in said if text]
 
 
-def act(project: Project, directory: RunDirectory) -> str:
+def act(project: Project, directory: RunDirectory, known: tuple[Sequence[Standing], bool] | None = None) -> str:
     """Decide about a run as its ledger shows it, and do it. Return a sentence if anything changed, else an empty text.
+
+    `known`: of _try_standings, of this tick.
 
     Raise StateDirectoryError if the run cannot be read, SchedulerUnavailable if the scheduler does not answer; then
     the next tick completes the work.
     """
     state, has_failed, may_open = read_breaker(directory), *_failed(directory)
-    if state is None and not has_failed and not read_excluded(directory):
-        return ""
-    if directory.is_finished() or (state is not None and state.is_by_hand):
+    standings, unread = known or _try_standings(project)
+    excluded = [one for one in standings if one.state is NodeState.EXCLUDED]
+    if state is None and not has_failed and not excluded and not read_excluded(directory):
         return ""
     now, settings = project.system.clock.now(), project.loaded.settings.act
+    is_over = directory.is_finished()
+    if (is_over and not unproven(directory, now)) or (state is not None and state.is_by_hand):
+        return ""
     rows = read_ledger(directory, newest=looked_at(settings))
-    if not rows:
-        return ""  # their files were removed: nothing is known
+    with suppress(StateDirectoryError):  # the next tick does it
+        note_proofs(project, directory, [(row, nodes_of(row)) for row in rows])
+    if is_over:
+        return ""
+    if not rows:  # none yet, or their files were removed: nothing is known
+        return go_elsewhere(project, directory, still_excluded(directory, standings), excluded)
+    standings = _with_evidence(project, directory, rows, standings)
     decision = decide(rows, settings, now, closed_after=last_closed(directory))
     said = []
     if may_open and settings.enabled:
         said.append(_offer_to_fall_back(directory, rows, settings))
+    hosts = {host: why for host, why in decision.elsewhere.items() if not _is_allowed(host, rows, standings)}
+    if unread:  # not known is not allowed
+        hosts = still_excluded(directory, ()) | hosts
     if state is not None or may_open:
-        said += _open_or_close(project, directory, state, rows, decision)
+        said += _open_or_close(project, directory, state, rows, replace(decision, elsewhere=hosts), standings)
     else:
-        said.append(go_elsewhere(project, directory, decision.elsewhere))
+        said.append(go_elsewhere(project, directory, hosts, standings))
     return "; ".join(text for text in said if text)
 
 
+def _try_standings(project: Project) -> tuple[Sequence[Standing], bool]:
+    """Return what is known of the nodes, and whether it cannot be read: the breaker works without it."""
+    try:
+        return read_standings(project), False
+    except StateDirectoryError:
+        return (), True
+
+
+def _with_evidence(
+    project: Project, directory: RunDirectory, rows: Sequence[LedgerRow], known: Sequence[Standing]
+) -> Sequence[Standing]:
+    """Keep what these attempts say about nodes, and return what is known then. Full disks do not stop the breaker."""
+    user, settings = project.system.host.user, project.loaded.settings.act
+    evidence = evidence_of(rows, settings, directory.run, str(directory.path), user)
+    with suppress(StateDirectoryError):
+        if evidence and evidence_folder(project).add(evidence, project.system.clock.now()):
+            return read_standings(project)
+    return known
+
+
+def _is_allowed(host: str, rows: Sequence[LedgerRow], standings: Sequence[Standing]) -> bool:
+    """Return whether a person has allowed a host after the last attempt there."""
+    last = max((row.end_time or row.start_time for row in rows if host in nodes_of(row)), default=0.0)
+    return any(one.node == host and one.allowed > last for one in standings)
+
+
 def _open_or_close(
-    project: Project, directory: RunDirectory, state: OpenBreaker | None, rows: Sequence[LedgerRow], decision: Breaker
+    project: Project,
+    directory: RunDirectory,
+    state: OpenBreaker | None,
+    rows: Sequence[LedgerRow],
+    decision: Breaker,
+    standings: Sequence[Standing],
 ) -> list[str]:
     """The file comes first, because the scheduler may not answer; and hosts are excluded before a job may try."""
     now, settings = project.system.clock.now(), project.loaded.settings.act
     if decision.state is State.CLOSED:
         if state is None or rows[-1].attempt < state.attempt:  # an older view than that of its opener
-            return [go_elsewhere(project, directory, decision.elsewhere)]
+            return [go_elsewhere(project, directory, decision.elsewhere, standings)]
         ended = [one.attempt for one in rows if one.failure is not None]
         write_counts(directory, ended[-1] if ended else 0, decision.burnt, decision.outside)
         did = _named(close(project, directory), "released")
         said = f"the breaker of {directory.run} is closed: {decision.reason}{did}"
-        return [said, go_elsewhere(project, directory, decision.elsewhere)]
+        return [said, go_elsewhere(project, directory, decision.elsewhere, standings)]
     found = OpenBreaker(
         opened=state.opened if state is not None else round(now),
         attempt=rows[-1].attempt if rows[-1].failure is not None else rows[-1].attempt - 1,
@@ -154,7 +210,7 @@ def _open_or_close(
     if state is not None and found != state:
         write_breaker(directory, found)
     said = f"the breaker of {directory.run} opens: {decision.reason}" if is_new else ""
-    changed = go_elsewhere(project, directory, decision.elsewhere)
+    changed = go_elsewhere(project, directory, decision.elsewhere, standings)
     if not found.acting:
         return [f"{said}; it would hold the queued jobs if [act] were enabled" if said else "", changed]
     done = _let_one_try(project, directory) if decision.state is State.HALF_OPEN else hold(project, directory)
@@ -251,8 +307,14 @@ def close_by_hand(project: Project, directory: RunDirectory) -> Done:
     Raise SchedulerUnavailable if they could not be; then it is closed, and another call releases them.
     """
     write_closed(directory, _newest(directory), project.system.clock.now(), project.system.host.user)
-    done = close(project, directory)
-    return replace(done, changed=go_elsewhere(project, directory, {}))
+    done, now, who = close(project, directory), project.system.clock.now(), project.system.host.user
+    by_hand = {one.node for one in read_standings(project) if one.state is NodeState.EXCLUDED and one.by_hand}
+    forgiven = [one.host for one in read_excluded(directory) if one.host not in by_hand]
+    why = f"{who} closed the breaker of {directory.run}"
+    evidence_folder(project).add(
+        [Evidence(node=host, time=now, source=Source.ALLOWED, why=why, about=f"{directory.path} closed {now}", by=who)
+         for host in forgiven], now)  # fmt: skip
+    return replace(done, changed=go_elsewhere(project, directory, {}, read_standings(project)))
 
 
 def close(project: Project, directory: RunDirectory) -> Done:

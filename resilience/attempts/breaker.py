@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from resilience.attempts.failure import Confidence, FailureClass
+from resilience.attempts.failure import Confidence, Failure, FailureClass
 from resilience.attempts.ledger import LedgerRow, causes_of
 from resilience.errors import HostlistError, SettingsError
 from resilience.hostlist import expand
@@ -85,8 +85,8 @@ TREATMENTS: Mapping[FailureClass, Treatment] = {
 }
 
 _DELIBERATE = {FailureClass.STOPPED, FailureClass.CANCELLED}
-_OF_A_HOST = {Treatment.ELSEWHERE, Treatment.SAVE_AND_STOP}
-_MAY_HEAL = {Treatment.HEALS, *_OF_A_HOST}
+OF_A_HOST = {Treatment.ELSEWHERE, Treatment.SAVE_AND_STOP}
+MAY_HEAL = {Treatment.HEALS, *OF_A_HOST}
 _RECURS = {Treatment.TWICE, Treatment.FALL_BACK}
 WITNESSES = 2
 """So many attempts make a bad host: a single one proves nothing."""
@@ -153,7 +153,7 @@ def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, cl
     last = ended[-1]
     if treatment_of(last, policy) is Treatment.END:
         return Breaker(state=State.CLOSED, reason="the last attempt finished")
-    progressed = _with_progress(attempts)
+    progressed = with_progress(attempts)
     since = [one for one in ended if one.attempt > max(progressed, default=0)]
     failures = [one for one in since if treatment_of(one, policy) is not Treatment.NEUTRAL]
     recent = [one for one in ended if now - (one.end_time or 0) < EXCLUDED_S]
@@ -243,7 +243,7 @@ def treatment_of_class(name: FailureClass, policy: ActSettings) -> Treatment:
     return Treatment(policy.treatments[name]) if name in policy.treatments else TREATMENTS[name]
 
 
-def _with_progress(attempts: Sequence[LedgerRow]) -> set[int]:
+def with_progress(attempts: Sequence[LedgerRow]) -> set[int]:
     """Return the numbers of the attempts that made progress."""
     best: int | None = None
     found = set()
@@ -285,8 +285,8 @@ def _why_open(
         return f"the same cause twice at the same step: {_named(last)}", False
     if len(failures) >= policy.failures:
         text = f"{plural(len(failures), 'attempt')} in a row without a new checkpoint, the last: {_named(last)}"
-        avoids = how[-1] is Treatment.RETRY and not _nodes(last).isdisjoint(elsewhere)
-        return text, avoids or not _MAY_HEAL.isdisjoint(how)
+        avoids = how[-1] is Treatment.RETRY and not nodes_of(last).isdisjoint(elsewhere)
+        return text, avoids or not MAY_HEAL.isdisjoint(how)
     return "", False
 
 
@@ -318,15 +318,14 @@ def _bad_hosts(ended: Sequence[LedgerRow], progressed: Sequence[LedgerRow], poli
         ended: those that count.
         progressed: those that made progress.
     """
-    fine = {host for one in progressed for host in _nodes(one)}
+    fine = {host for one in progressed for host in nodes_of(one)}
     named: Counter[tuple[str, str]] = Counter()
     failed: Counter[str] = Counter()
     for one in ended:
-        treatment, nodes = treatment_of(one, policy), _nodes(one)
-        if treatment in _OF_A_HOST and one.failure is not None and one.failure.confidence is not Confidence.GUESS:
-            hosts = nodes & {one.failure.host.partition(".")[0]} or (nodes if len(nodes) == 1 else frozenset())
-            named.update((one.failure.failure.text, host) for host in hosts)
-        if treatment in {Treatment.RETRY, *_MAY_HEAL} and len(nodes) == 1:
+        treatment, nodes = treatment_of(one, policy), nodes_of(one)
+        if treatment in OF_A_HOST and one.failure is not None and one.failure.confidence is not Confidence.GUESS:
+            named.update((one.failure.failure.text, host) for host in hosts_of(one))
+        if treatment in {Treatment.RETRY, *MAY_HEAL} and len(nodes) == 1:
             failed.update(nodes)
     found = {}
     for host, times in failed.items():
@@ -338,9 +337,26 @@ def _bad_hosts(ended: Sequence[LedgerRow], progressed: Sequence[LedgerRow], poli
     return found if policy.failures and len(found) <= MOST_EXCLUDED else {}
 
 
-def _nodes(row: LedgerRow) -> frozenset[str]:
+def host_at_fault(failure: Failure, policy: ActSettings) -> str:
+    """Return the host that a failure names as its cause, as SLURM knows it; empty: none. Pure.
+
+    A single failure proves nothing: enough to use another node where one is idle, not to exclude the host.
+    """
+    is_certain = failure.confidence is not Confidence.GUESS
+    is_of_a_host = treatment_of_class(failure.failure, policy) in OF_A_HOST
+    return failure.host.partition(".")[0] if is_certain and is_of_a_host else ""
+
+
+def nodes_of(row: LedgerRow) -> frozenset[str]:
     """Return the nodes of an attempt; none if they are unknown."""
     return _expanded(row.nodes)
+
+
+def hosts_of(row: LedgerRow) -> frozenset[str]:
+    """Return the node that its failure names, or the only one it had; none if that is unknown."""
+    nodes, failure = nodes_of(row), row.failure
+    named = nodes & {failure.host.partition(".")[0]} if failure is not None else frozenset()
+    return named or (nodes if len(nodes) == 1 else frozenset())
 
 
 @lru_cache(maxsize=256)

@@ -131,6 +131,8 @@ class Evidence:
         stopped_why: reason of a deliberate stop, by the guards.
         ruined_why, ruined_step: reason and step of a stop by the guards because the state of the training was ruined.
         elastic: exception of the first failing rank, from torchelastic's error file.
+        hang_why: why its ranks hung, if a watchdog ended it because of that; `hang_rank` and `hang_host` are the odd
+            rank.
         is_restarted: whether SLURM has started the job again.
         log: end of the log.
     """
@@ -145,6 +147,9 @@ class Evidence:
     ruined_why: str = ""
     ruined_step: int | None = None
     elastic: RankError | None = None
+    hang_why: str = ""
+    hang_rank: int | None = None
+    hang_host: str = ""
     is_restarted: bool = False
     log: str = ""
 
@@ -191,6 +196,10 @@ def classify(evidence: Evidence) -> Failure:
         return _plain(FailureClass.FINISHED, Confidence.CERTAIN, "the training wrote that it is complete")
     if evidence.ruined_why:
         return _of_ruin(evidence)
+    if evidence.hang_why:
+        why = f"a watchdog ended it because it hung: {evidence.hang_why}"
+        hung = _plain(FailureClass.COLLECTIVE_TIMEOUT, Confidence.CERTAIN, why)
+        return replace(hung, rank=evidence.hang_rank, host=evidence.hang_host)
     reading = _read(evidence.log)
     decided = next((one for one in reading.matches if one.rule.decides), None)
     if evidence.end is AttemptEnd.STOPPED and (decided is None or decided.rule.failure in _FROM_OUTSIDE):

@@ -1,14 +1,15 @@
-"""Excludes bad hosts from the queued jobs of a run, so that the run goes on elsewhere, and takes that back.
+"""Excludes bad hosts from the jobs of a run, so that it goes on elsewhere, takes that back, and proves it.
 
-`attempts/excluded.json` has each host that the breaker found, with the jobs from which it was excluded, written before
-it is: only these are changed back, and only once, because people exclude hosts too. A host is no longer excluded once
-its failures are a day old, or a person has closed the breaker.
+A host is bad if the breaker of the run or the evidence of all runs (nodes/standing.py) says so.
+`attempts/excluded.json` has each one with the jobs from which it was excluded, written before it is: only these are
+changed back, and only once, because people exclude hosts too. A host is no longer excluded once its failures are a day
+old, its exclusion has expired, or a person has closed the breaker or allowed it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from resilience import layout
 from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable
 from resilience.hostlist import expand, fold
 from resilience.job import Job, JobId, JobUpdate
+from resilience.nodes.evidence import Evidence, Source, evidence_folder
+from resilience.nodes.standing import Choice, Standing, State, choose, judge
 from resilience.records import from_record, to_json, to_record
 from resilience.runs.breaker_file import breaker_path
 from resilience.runs.run_jobs import handle_of, jobs_of_run, scheduler_of
@@ -24,6 +27,8 @@ from resilience.runs.submissions import read_intents
 from resilience.system.files import read_regular, write_atomic
 
 if TYPE_CHECKING:
+    from resilience.attempts.ledger import LedgerRow
+    from resilience.cluster import Node
     from resilience.runs.project import Project
     from resilience.runs.run_directory import RunDirectory
     from resilience.schedulers import Scheduler
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
 
 NO_NODE = "BadConstraints"
 """SLURM's reason of a job that excludes all nodes that could run it. `scontrol update` accepts that (22.05)."""
+PROVEN_S = 86400.0
+"""So long the next attempt is awaited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +49,16 @@ class Exclusion:
         why: its failures.
         jobs: jobs and arrays from which it was excluded because of that.
         left: those from which it was not, because they have no other node, or it is refused, or was excluded already.
+        since: when it was found to be bad, in seconds since the epoch.
+        proof: which attempt began without it since then, or with it, in words; empty: none has begun.
     """
 
     host: str
     why: str
     jobs: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    since: float = 0.0
+    proof: str = ""
 
 
 def read_excluded(directory: RunDirectory) -> tuple[Exclusion, ...]:
@@ -62,28 +73,117 @@ def read_excluded(directory: RunDirectory) -> tuple[Exclusion, ...]:
 def describe_exclusion(one: Exclusion) -> str:
     """Return a sentence. Pure."""
     jobs = f"is excluded from job {', '.join(one.jobs)}" if one.jobs else "is not excluded from any queued job"
-    return f"{one.host} seems to be bad, and {jobs}: {one.why}"
+    proof = f"; since then {one.proof}" if one.proof else ""
+    return f"{one.host} seems to be bad, and {jobs}: {one.why}{proof}"
 
 
-def go_elsewhere(project: Project, directory: RunDirectory, hosts: Mapping[str, str]) -> str:
-    """Exclude these hosts, each with the reason, from the queued jobs of a run, and no others any more.
+def read_standings(project: Project) -> tuple[Standing, ...]:
+    """Return what is known of the nodes of the cluster. Raise StateDirectoryError if it cannot be read."""
+    now = project.system.clock.now()
+    return judge(evidence_folder(project).read(now).evidence, now)
+
+
+def go_elsewhere(
+    project: Project, directory: RunDirectory, hosts: Mapping[str, str], standings: Sequence[Standing] = ()
+) -> str:
+    """Exclude these hosts, each with the reason, from the queued jobs of a run, and those that are excluded for all
+    runs, as far as the run can do without them; and no others any more.
 
     Return a sentence if anything changed. Raise SchedulerUnavailable if the scheduler does not answer, then another
     call completes the work; StateDirectoryError if that cannot be written down.
     """
     before = {one.host: one for one in read_excluded(directory)}
-    if not hosts and not before:
+    shared = {one.node: one.why for one in standings if one.state is State.EXCLUDED}
+    if not hosts and not shared and not before:
         return ""
-    found = {host: replace(before.get(host) or Exclusion(host=host, why=why), why=why) for host, why in hosts.items()}
-    said, new = [], ", ".join(sorted(found.keys() - before.keys()))
+    said = []
     is_enabled = project.loaded.settings.act.enabled
+    changes = _Changes(project, directory, before) if is_enabled or any(one.jobs for one in before.values()) else None
+    if is_enabled and changes is not None:
+        kept = {host for host in shared if host in hosts or (host in before and before[host].jobs)}
+        if shared.keys() - kept:  # else no need to ask for the nodes
+            kept |= changes.choose(standings).avoid.keys()
+        shared = {host: shared[host] for host in kept}
+    now = project.system.clock.now()
+    found = {
+        host: replace(before.get(host) or Exclusion(host=host, why=why, since=now), why=why)
+        for host, why in {**shared, **hosts}.items()
+    }
+    new = ", ".join(sorted(found.keys() - before.keys()))
     if new and not is_enabled:
         said.append(f"it would exclude {new} from the queued jobs of {directory.run} if [act] were enabled")
-    if (found and is_enabled) or any(one.jobs for one in before.values()):
-        said += _Changes(project, directory, before, found).make()
+    if changes is not None:
+        changes.found = found
+        said += changes.make()
     if found != before:
         _write(directory, found)
     return "; ".join(said)
+
+
+def still_excluded(directory: RunDirectory, standings: Sequence[Standing]) -> dict[str, str]:
+    """Return the hosts that are written down, without those of which is known that they are not excluded any more."""
+    over = {one.node for one in standings if one.state is not State.EXCLUDED}
+    return {one.host: one.why for one in read_excluded(directory) if one.host not in over}
+
+
+def apply_standings(project: Project) -> list[str]:
+    """Make the queued jobs of all runs avoid the nodes that are excluded now, and no others. Return what changed."""
+    standings, said = read_standings(project), []
+    for directory in project.runs():
+        if not directory.is_finished():
+            hosts = still_excluded(directory, standings)
+            said.append(go_elsewhere(project, directory, hosts, standings))
+    return [text for text in said if text]
+
+
+def avoid(project: Project, directory: RunDirectory, hosts: Mapping[str, str]) -> tuple[str, ...]:
+    """Exclude hosts that failed a check, each with the reason, from queued jobs of a run; return those without them.
+
+    Raise SchedulerError if the scheduler does not answer or refuses.
+    """
+    before, now = {one.host: one for one in read_excluded(directory)}, project.system.clock.now()
+    changes = _Changes(project, directory, before)
+    changes.found = before | {
+        host: before.get(host) or Exclusion(host=host, why=why, since=now) for host, why in hosts.items()
+    }
+    return tuple(changes.avoid(hosts.keys()))
+
+
+def note_submitted(directory: RunDirectory, jobs: Collection[JobId], hosts: Mapping[str, str], now: float) -> None:
+    """Write down that these jobs were submitted without these hosts: that is taken back once they are good again."""
+    if hosts:
+        found = {one.host: one for one in read_excluded(directory)}
+        for host, why in hosts.items():
+            one = found.get(host) or Exclusion(host=host, why=why, since=now)
+            found[host] = replace(one, jobs=tuple(sorted({*one.jobs, *map(str, jobs)})))
+        _write(directory, found)
+
+
+def unproven(directory: RunDirectory, now: float) -> bool:
+    """Return whether a host was excluded lately, and no attempt is known to have begun since."""
+    return any(not one.proof and now - one.since < PROVEN_S for one in read_excluded(directory))
+
+
+def note_proofs(project: Project, directory: RunDirectory, rows: Iterable[tuple[LedgerRow, Collection[str]]]) -> None:
+    """Write down whether the first attempt since a host was excluded began without it.
+
+    `rows`: attempts, oldest first, each with its nodes. Raise StateDirectoryError if that fails.
+    """
+    found = {one.host: one for one in read_excluded(directory)}
+    proofs = []
+    for row, nodes in rows:
+        for one in [one for one in found.values() if nodes and not one.proof and 0 < one.since <= row.start_time]:
+            is_without = one.host not in nodes
+            how = "without it" if is_without else "which it was to avoid"
+            text = f"attempt {row.attempt} (job {row.job}) began on {fold(nodes)}, {how}"
+            found[one.host] = replace(one, proof=text)
+            why, about = f"{text}: run {directory.run}", f"{directory.path} {row.attempt}"
+            source, by = Source.AVOIDED if is_without else Source.USED, project.system.host.user
+            proofs.append(Evidence(node=one.host, time=row.start_time, source=source, why=why, about=about,
+                                   run=directory.run, job=row.job, by=by))  # fmt: skip
+    if proofs:
+        _write(directory, found)
+        evidence_folder(project).add(proofs, project.system.clock.now())
 
 
 class _Changes:
@@ -94,20 +194,47 @@ class _Changes:
         found: the bad hosts, completed job by job.
     """
 
-    def __init__(
-        self, project: Project, directory: RunDirectory, before: dict[str, Exclusion], found: dict[str, Exclusion]
-    ) -> None:
-        self.directory, self.before, self.found = directory, before, found
+    def __init__(self, project: Project, directory: RunDirectory, before: dict[str, Exclusion]) -> None:
+        self.directory, self.before, self.found = directory, before, dict[str, Exclusion]()
         self._may_exclude = project.loaded.settings.act.enabled
         intents = read_intents(directory)
         self._scheduler: Scheduler = project.scheduler(scheduler_of(intents))
         self._queued: dict[JobId, list[Job]] = {}
+        self._nodes: tuple[Node, ...] = ()
         for job in jobs_of_run(self._scheduler.jobs(), directory.run, intents):
             if job.state.is_waiting:
                 self._queued.setdefault(handle_of(job, intents), []).append(job)
 
     def make(self) -> list[str]:
         return [said for job_id, records in sorted(self._queued.items()) if (said := self._change(job_id, records))]
+
+    def choose(self, standings: Sequence[Standing]) -> Choice:
+        """Return which nodes that are excluded for all runs the queued jobs can do without."""
+        jobs = [job for records in self._queued.values() for job in records]
+        partitions = {name for job in jobs for name in job.partition.split(",")} or {""}
+        needed = max((job.node_count for job in jobs), default=1)
+        kept = [host for host, one in self.before.items() if one.jobs]
+        return choose(standings, self._all_nodes(), partitions, needed, kept=kept)
+
+    def _all_nodes(self) -> tuple[Node, ...]:
+        self._nodes = self._nodes or self._scheduler.nodes()
+        return self._nodes
+
+    def _still_there(self, hosts: set[str]) -> set[str]:
+        """Return the hosts that there are, if that is known: SLURM refuses a list with one that is gone."""
+        known = {node.name for node in self._all_nodes()}
+        return hosts & known if known else hosts
+
+    def avoid(self, hosts: Collection[str]) -> Iterator[str]:
+        for job_id, records in sorted(self._queued.items()):
+            given = {host for job in records for host in expand(self._scheduler.job(job.id).excluded)}
+            added = self._spared({*hosts} - given, given, records)
+            if added:
+                self._note(str(job_id), added, set())
+                _write(self.directory, self.found)
+                self._scheduler.update(job_id, JobUpdate(exclude=fold(self._still_there(given) | added)))
+            if {*hosts} <= given | added:
+                yield str(job_id)
 
     def _change(self, job_id: JobId, records: Sequence[Job]) -> str:
         name, found = str(job_id), self.found
@@ -130,7 +257,7 @@ class _Changes:
             _write(self.directory, self.before | found)
         hosts = fold(added or back)
         try:
-            self._scheduler.update(job_id, JobUpdate(exclude=fold(given - back | added)))
+            self._scheduler.update(job_id, JobUpdate(exclude=fold(self._still_there(given - back) | added)))
         except SchedulerUnavailable:
             _write(self.directory, self.before | previous)
             raise
@@ -149,7 +276,7 @@ class _Changes:
 
     def _spared(self, hosts: set[str], given: set[str], records: Sequence[Job]) -> set[str]:
         """Return the hosts that these jobs can spare: enough other nodes of their partitions can run jobs now."""
-        nodes, found = self._scheduler.nodes() if hosts else (), set[str]()
+        nodes, found = self._all_nodes() if hosts else (), set[str]()
         partitions = {name for job in records for name in job.partition.split(",")}  # an empty one: unknown
         usable = {node.name for node in nodes if node.is_usable and partitions & {"", *node.partitions}} - given
         for host in sorted(hosts & {node.name for node in nodes}):

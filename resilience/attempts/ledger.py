@@ -28,7 +28,7 @@ from resilience.runs.attempts import Attempt, AttemptEnd
 from resilience.runs.run_files import last_events, read_attempts, read_tail
 from resilience.runs.run_logs import logs_of, start_of_attempt
 from resilience.runs.submissions import read_intents
-from resilience.system.files import explain_os_error, read_regular, write_atomic
+from resilience.system.files import explain_os_error, read_lines, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.runs.run_directory import RunDirectory
@@ -236,7 +236,8 @@ def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
     seen = [*(step for _, step in progress_of(directory, attempt)), *([] if last is None else [last])]
     events = last_events(directory, attempt.job_id, words=(b'"attempt_start"', b'"launch"'))
     own = {one["event"]: one for one in events if one.get("attempt") == attempt.number and "event" in one}
-    nodes, launch = str(own.get("attempt_start", {}).get("nodes", "")), own.get("launch", {}).get("time")
+    began, launched = own.get("attempt_start", {}), own.get("launch", {})
+    nodes, launch = str(launched.get("nodes", began.get("nodes", ""))), launched.get("time")  # without the spares
     kept = None if attempt.end is None else end_of(directory, attempt)
     code = attempt.exit_code if attempt.exit_code is not None or kept is None else kept.exit_code
     failure = kept.failure if kept is not None else None
@@ -325,7 +326,11 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
         notes += said
     journal = _journal(directory, attempt)
     ruined_why, ruined_step = ruin_of(journal)
+    hang = _ended_hang(directory, attempt)
     return Evidence(
+        hang_why=str(hang.get("why", "")),
+        hang_rank=hang.get("rank"),
+        hang_host=str(hang.get("host", "")),
         ruined_why=ruined_why,
         ruined_step=ruined_step,
         end=attempt.end,
@@ -337,6 +342,15 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
         is_restarted=is_restarted,
         log="\n".join(own_part(text, attempt.number) for text in texts),
     )
+
+
+def _ended_hang(directory: RunDirectory, attempt: Attempt) -> Mapping[str, Any]:
+    """Return what the watchdog recorded that ended an attempt because of a hang; empty if none did."""
+    for path in sorted((directory.path / layout.HANGS).glob(f"{layout.attempt_file(attempt.number)}-*.acted")):
+        for record in read_lines(path):
+            if record.get("on_hang") in ("restart_step", "requeue") and "failed" not in str(record.get("did")):
+                return record
+    return {}
 
 
 def _memory_why(attempt: Attempt, journal: Sequence[Mapping[str, Any]]) -> str:

@@ -7,12 +7,22 @@ has met the need, whoever made it (runs/submit.py yields to it).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience import layout
-from resilience.errors import SchedulerError, SchedulerUnavailable, SubmissionUncertain
+from resilience.attempts.elsewhere import note_submitted
+from resilience.attempts.without import without_bad_nodes
+from resilience.errors import (
+    HostlistError,
+    SchedulerError,
+    SchedulerUnavailable,
+    StateDirectoryError,
+    SubmissionUncertain,
+)
+from resilience.hostlist import expand, fold
 from resilience.messages import plural
 from resilience.runs.breaker_file import read_breaker
 from resilience.runs.run_jobs import handle_of, jobs_of_run, newest, requeues_itself, scheduler_of
@@ -66,25 +76,42 @@ def _queue(
     """Queue an array of the last script. Return an empty text, or why nothing was queued."""
     words = last.argv[: last.argv.index(last.script)] if last.script in last.argv else ()
     args = last.argv[last.argv.index(last.script) + 1 :] if last.script in last.argv else ()
+    exclude = _option(words, "exclude")
+    if last.avoid:  # resil's own, which may be good again
+        exclude = fold({*expand(exclude)} - {*expand(last.avoid)})
+    project = _with_scheduler(project, scheduler_of(intents))
+    exclude = _still_there(project, exclude)
     request = SubmitRequest(
         run=directory.run,
         script=Path(last.script),
         script_args=tuple(args),
         array=str(missing),
         after=handle_of(behind, intents),
-        exclude=_option(words, "exclude"),
+        exclude=exclude,
         time=_option(words, "time"),
     )
-    project = _with_scheduler(project, scheduler_of(intents))
+    request, avoided, _ = without_bad_nodes(project, request)
     # The queue may have been asked before the job of a submission without a result appeared there.
     settled = {intent.token for intent in intents if intent.outcome in (Outcome.SUBMITTED, Outcome.REFUSED)}
     try:
-        perform(project, prepare(project, request), seen=settled)
+        result = perform(project, prepare(project, request), seen=settled)
+        with suppress(StateDirectoryError):  # then it is not taken back
+            note_submitted(directory, result.ids, avoided, project.system.clock.now())
     except (SubmissionUncertain, SchedulerUnavailable):  # or another submit was first
         raise
     except SchedulerError as error:
         return f"run {directory.run} may run dry, no job could be queued: {error.message}"
     return ""
+
+
+def _still_there(project: Project, exclude: str) -> str:
+    """Return the nodes of the list that there are, if that is known: sbatch refuses a job that names one that is gone,
+    and the run would run dry."""
+    with suppress(SchedulerError, HostlistError):
+        known = {node.name for node in project.scheduler().nodes()} if exclude else set()
+        if known:
+            return fold(known.intersection(expand(exclude)))
+    return exclude
 
 
 def _with_scheduler(project: Project, name: str) -> Project:

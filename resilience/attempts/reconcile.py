@@ -15,6 +15,7 @@ from resilience.attempts.classify import classify
 from resilience.attempts.ledger import KeptEnd, end_of, ended_attempts, evidence_of, keep_end
 from resilience.errors import NotSupported
 from resilience.job import Job, JobId
+from resilience.runs.run_files import read_attempts
 from resilience.runs.run_jobs import scheduler_of
 from resilience.runs.submissions import read_intents
 
@@ -46,7 +47,7 @@ def reconcile(project: Project, directory: RunDirectory) -> int:
     if not open_ends:
         return 0
     scheduler = project.scheduler(scheduler_of(read_intents(directory)))
-    records = records_of(scheduler, [attempt for attempt, _ in open_ends])
+    records = records_of(scheduler, directory, [attempt for attempt, _ in open_ends])
     count = 0
     for attempt, kept in open_ends:
         job = records.get(attempt.number)
@@ -81,12 +82,14 @@ def with_state(evidence: Evidence, job: Job) -> Evidence:
     return replace(evidence, state=job.state, state_text=by, exit_code=code)
 
 
-def records_of(scheduler: Scheduler, attempts: Sequence[Attempt]) -> Mapping[int, Job]:
+def records_of(scheduler: Scheduler, directory: RunDirectory, attempts: Sequence[Attempt]) -> Mapping[int, Job]:
     """Return the final records of attempts by their numbers: of the accounting, else of the queue.
 
-    A requeued job, and a job id that was used again, have several records: that of an attempt started with it. Raise
-    SchedulerError.
+    A requeued job, and a job id that was used again, have several records: that of an attempt started with it. Of the
+    attempts that a job with spares began one after the other, only the last has its record. Raise SchedulerError.
     """
+    newest = {(one.job_id, one.restart): one.number for one in read_attempts(directory, NEWEST)}
+    attempts = [one for one in attempts if newest.get((one.job_id, one.restart), one.number) == one.number]
     ids = {JobId.parse(one.label) for one in attempts if one.job_id and one.label[:1].isdecimal()}
     arrays = {one.array for one in ids}
     records: tuple[Job, ...] = ()

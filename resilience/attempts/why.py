@@ -89,7 +89,7 @@ def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = No
     if kept is not None and kept.state is not None:
         evidence = replace(evidence, state=kept.state)
     try:
-        record = records_of(project.scheduler(scheduler_of(intents)), [attempt]).get(attempt.number)
+        record = records_of(project.scheduler(scheduler_of(intents)), directory, [attempt]).get(attempt.number)
         evidence = evidence if record is None else with_state(evidence, record)
     except SchedulerError as error:
         notes.append(f"the scheduler was not asked: {error.message}")

@@ -307,6 +307,13 @@ def _once(
                     raise
     order = [watchdog.name for watchdog in watchdogs]
     reports.sort(key=lambda report: order.index(report.check) if report.check in order else -1)
+    if ending is None and request.notifies(project.system.environ) and any(r.verdict.exit_code for r in reports):
+        from resilience.watch.hangs import attend_hangs
+
+        try:
+            reports = attend_hangs(project, watchdogs, reports)
+        except Ended as ended:  # the next tick collects what is missing
+            deadline_s, ending = ENDING_S, ended if request.every_s is not None else None
     code = _show(reports, request, view, shown)
     if request.notifies(project.system.environ):
         from resilience.cron import late as notes

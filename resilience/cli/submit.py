@@ -186,11 +186,16 @@ def _queue(
 
     `form`: `plan` prints the plan and `test` the start time, without queueing; `ids` prints only the ids.
     """
+    from resilience.attempts.elsewhere import note_submitted
     from resilience.attempts.reconcile import reconcile
+    from resilience.attempts.without import without_bad_nodes
     from resilience.cron.late import late_notice
     from resilience.runs.submit import perform, prepare
     from resilience.runs.submit import test_only as start_estimate
 
+    request, avoided, notes = without_bad_nodes(project, request)
+    for note in notes:
+        say(note)
     prepared = prepare(project, request)
     print_warnings(prepared.findings)
     if late := late_notice(project):
@@ -203,6 +208,8 @@ def _queue(
         return
     with patience("the scheduler is slow to respond; still trying. Nothing is queued twice"):
         result = perform(project, prepared, progress=say)
+        with suppress(ResilError):  # else it is not taken back when the nodes are good again
+            note_submitted(prepared.directory, result.ids, avoided, project.system.clock.now())
         with suppress(ResilError):  # else the next tick does
             reconcile(project, prepared.directory)
     if form == "ids":

@@ -215,7 +215,7 @@ class Timing:
 
 
 TIMINGS = {
-    "local": Timing(step_s=0.015, walltime_s=3.0, lead_s=2, time_limit="5", poll_s=0.1, deadline_s=90),
+    "local": Timing(step_s=0.015, walltime_s=6.0, lead_s=5, time_limit="5", poll_s=0.1, deadline_s=90),
     "slurm": Timing(step_s=0.15, walltime_s=45.0, lead_s=30, time_limit="10", poll_s=1.0, deadline_s=600),
 }
 

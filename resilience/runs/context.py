@@ -30,6 +30,8 @@ class Context(NamedTuple):
         cron: [cron]; None: all defaults.
         checkpoints: [checkpoints] path, absolute; `{run}` in it stands for a run's name. Empty: none.
         save_every: [guard] every; empty: not set.
+        evidence: the directory of what is known about nodes: [nodes] evidence.
+        config: the settings file; empty: none.
         shared: results that the checks of one tick share, and in a child its probes; None outside of a tick.
     """
 
@@ -45,6 +47,8 @@ class Context(NamedTuple):
     cron: CronSettings | None = None
     checkpoints: str = ""
     save_every: str = ""
+    evidence: str = ""
+    config: str = ""
     shared: dict[Any, Any] | None = None
 
     def runs(self) -> tuple[RunDirectory, ...]:

@@ -212,6 +212,13 @@ enabled = true
 # Jobs that stay queued behind the running one.
 # keep_queued = 2
 
+[nodes]
+# Check the nodes of a job before the launch: `resil nodes check`.
+# preflight = true
+# mounts = ["/scratch"]
+# Projects, and people, that know of each other's bad nodes: `resil nodes`.
+# evidence = "~/nodes"
+
 [guard]
 # When the training saves and stops by itself.
 # host_memory_percent = 95
@@ -228,7 +235,7 @@ enabled = true
 
 [watch]
 # The checks of `resil watch --all`. Each has a table of its own: [watch.ckpt], [watch.fs], [watch.inodes] ...
-# checks = ["ckpt", "fs", "inodes", "job", "log"]
+# checks = ["ckpt", "fs", "inodes", "job", "log", "nodes", "ranks"]
 
 [alert]
 # Where to send a notification when a watchdog finds a problem; see also: resil alert test

@@ -64,34 +64,21 @@ class RunDirectory:
         if gid is not None:
             # New parents too, so that the group can reach the run.
             for directory in created:
-                self._give_to_group(directory, gid)
+                _give_to_group(directory, gid, self.group)
             if self._is_unfinished(gid):
-                self._give_to_group(self.path, gid)
+                _give_to_group(self.path, gid, self.group)
         for name in layout.FOLDERS:
             make_directory(self.path / name, mode=self.directory_mode)
         write_atomic(self.path / layout.RUN_FILE, run_file, mode=self.file_mode, durable=False)
 
     def group_id(self) -> int | None:
         """Return the group of the run's files, None for the user's own. Raise StateDirectoryError if there is none."""
-        try:
-            return grp.getgrnam(self.group).gr_gid if self.group else None
-        except KeyError:
-            raise StateDirectoryError(
-                f"there is no group {self.group!r} on this machine", hint="see `id -Gn` for your groups"
-            ) from None
+        return _group_id(self.group)
 
     def _is_unfinished(self, gid: int) -> bool:
         """Return whether the directory is ours but was not given to the group, because of a crash."""
         info = self.path.stat()
         return info.st_uid == os.geteuid() and info.st_gid != gid and not (self.path / layout.RUN_FILE).exists()
-
-    def _give_to_group(self, directory: Path, gid: int) -> None:
-        try:
-            mode = stat.S_IMODE(directory.stat().st_mode)
-            os.chown(directory, -1, gid)
-            directory.chmod(mode)  # chown clears the set-group-id bit
-        except OSError as error:
-            raise explain_os_error(error, f"give group {self.group} to", directory) from error
 
     def stat(self, name: str = "") -> os.stat_result:
         """Return owner and permissions of the directory, or of a file in it. Raise StateDirectoryError on failure."""
@@ -137,6 +124,32 @@ class RunDirectory:
             return tomllib.loads(found[0].decode("utf-8", "replace"))
         except (ValueError, RecursionError):  # ValueError: broken TOML, or a number of a thousand digits
             return {}
+
+
+def make_shared_directory(path: Path, group: str) -> None:
+    """Create a directory with the modes of a run directory. Raise StateDirectoryError as RunDirectory.create."""
+    gid = _group_id(group)
+    for directory in make_directory(path, mode=0o2770 if group else 0o700):
+        if gid is not None:
+            _give_to_group(directory, gid, group)
+
+
+def _group_id(group: str) -> int | None:
+    try:
+        return grp.getgrnam(group).gr_gid if group else None
+    except KeyError:
+        raise StateDirectoryError(
+            f"there is no group {group!r} on this machine", hint="see `id -Gn` for your groups"
+        ) from None
+
+
+def _give_to_group(directory: Path, gid: int, group: str) -> None:
+    try:
+        mode = stat.S_IMODE(directory.stat().st_mode)
+        os.chown(directory, -1, gid)
+        directory.chmod(mode)  # chown clears the set-group-id bit
+    except OSError as error:
+        raise explain_os_error(error, f"give group {group} to", directory) from error
 
 
 def user_name(uid: int) -> str:

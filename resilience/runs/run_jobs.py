@@ -152,6 +152,17 @@ def scheduler_of(intents: Sequence[Intent]) -> str:
     return newest.scheduler if newest is not None else ""
 
 
+def srun_command(job: str, hosts: Sequence[str]) -> list[str]:
+    """Return the command that starts one task on each of these nodes, within the job and beside its steps. Pure.
+
+    Without `--mem=0`, 22.05 says "Memory required by task is not available" to a job's own shell if a step has it all.
+    """
+    count = str(len(hosts))
+    return ["srun", "--overlap", "--mem=0", f"--jobid={job}", f"--nodes={count}", f"--ntasks={count}",
+            "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}", "--kill-on-bad-exit=0", "--cpu-bind=none",
+            "--unbuffered"]  # fmt: skip
+
+
 def requeues_itself(directory: RunDirectory, intents: Sequence[Intent]) -> bool:
     """Return whether the jobs of a run requeue themselves, by the settings of its last submit; a user's own script
     does not. Raise StateDirectoryError if they cannot be read."""

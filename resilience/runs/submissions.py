@@ -55,6 +55,7 @@ class Intent:
             know the run directory; its id identifies the job, because the job has no token.
         output: where the job's output goes: an absolute path with the fields of sbatch(1), "filename pattern"; empty
             when unknown.
+        avoid: the nodes that resil excluded from the job, a hostlist expression: for as long as they are bad.
         gave_way: whether it was not sent because another submit of the run was first; its outcome is REFUSED.
     """
 
@@ -68,6 +69,7 @@ class Intent:
     by: str = ""
     adopted: bool = False
     output: str = ""
+    avoid: str = ""
     gave_way: bool = False
 
 
@@ -140,7 +142,7 @@ def _to_record(directory: RunDirectory, event: str, intent: Intent) -> dict[str,
         "argv": list(intent.argv),
         "output": intent.output,
         "directory": str(directory.path),
-    }
+    } | ({"avoid": intent.avoid} if intent.avoid else {})
 
 
 def record_result(
@@ -264,6 +266,7 @@ def read_journal(directory: RunDirectory) -> Journal:
                 by=str(record.get("by", "")),
                 adopted=event == ADOPTED,
                 output=str(record.get("output", "")),
+                avoid=str(record.get("avoid", "")),
             )
             if event == ADOPTED:
                 intents[token] = _with_result(intents[token], Outcome.SUBMITTED, record.get("job_id"))

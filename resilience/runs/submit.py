@@ -423,6 +423,7 @@ def _submit_one(
             time=clock.now(),
             by=project.system.host.user,
             output=_recorded_output(project, prepared, submission),
+            avoid=prepared.request.avoid,
         )
         record_intent(directory, intent)
         if known is not None:

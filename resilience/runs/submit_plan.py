@@ -14,6 +14,7 @@ from pathlib import Path
 from resilience import layout
 from resilience.base.mounts import current_mounts, mount_of
 from resilience.errors import ResilError, StateDirectoryError, UsageError
+from resilience.hostlist import expand, fold
 from resilience.job import JobId
 from resilience.quantities import parse_slurm_time_s
 from resilience.runs.project import Project
@@ -48,6 +49,8 @@ class SubmitRequest:
         chain: this many single jobs, each behind the previous one; 0 for none.
         after: the job to queue behind, already confirmed, or None.
         dependency: as `--dependency`.
+        exclude: as `--exclude`.
+        avoid: further nodes that resil excludes, a hostlist expression.
         variables: template variables from `--set`.
         extra_args: sbatch arguments passed through.
         force: queue although the run is alive, killed or finished.
@@ -61,6 +64,7 @@ class SubmitRequest:
     after: JobId | None = None
     dependency: str = ""
     exclude: str = ""
+    avoid: str = ""
     signal: str = ""
     time: str = ""
     begin: str = ""
@@ -106,14 +110,16 @@ def plan_submit(request: SubmitRequest, settings: Settings, logs: str) -> Submit
     options: dict[str, str | None] = {
         "array": str(serial_array(array)) if array else "",
         "dependency": _dependency(request),
-        "exclude": request.exclude,
+        "exclude": fold({*expand(request.exclude), *expand(request.avoid)}) if request.avoid else request.exclude,
         "time": request.time,
         "begin": request.begin,
     }
     options = {name: value for name, value in options.items() if value}
     if request.hold:
         options["hold"] = None
-    sbatch = {str(key).replace("_", "-"): value for key, value in settings.sbatch.items()}
+    sbatch: dict[str, str | int | float | bool] = {
+        str(key).replace("_", "-"): value for key, value in settings.sbatch.items()
+    }
     if settings.act.requeue and (settings.submit.requeue is False or sbatch.get("no-requeue") is True):
         raise UsageError(
             "requeue = true in [act] needs jobs that may be requeued",
@@ -122,6 +128,13 @@ def plan_submit(request: SubmitRequest, settings: Settings, logs: str) -> Submit
     for name, example in (("array", 'array = "10"'), ("signal", 'signal = "USR1"')):
         if isinstance(sbatch.get(name), str | int) and sbatch[name] is not False:
             raise UsageError(f"{name} cannot be set in [sbatch]: resil writes it", hint=f"set {example} under [submit]")
+    if settings.nodes.spares and request.script is None:
+        if array:
+            raise UsageError(
+                "an array cannot have spares: SLURM starts its next task when the running one loses a node",
+                hint="queue single jobs: --chain 10; or keep_queued = 1 under [act]",
+            )
+        sbatch |= _with_spares(settings, sbatch, request.extra_args)
     signal, lead_s = split_signal(f"B:{settings.submit.signal}@{int(settings.submit.signal_lead_s)}")
     if request.signal:
         options["signal"] = request.signal
@@ -188,6 +201,26 @@ def _refuse_own_options(extra_args: tuple[str, ...]) -> None:
             raise UsageError(f"{word!r} after -- would override an option that resil sets itself", hint=hint)
 
 
+def _with_spares(
+    settings: Settings, sbatch: Mapping[str, str | int | float | bool], extra_args: Sequence[str]
+) -> dict[str, str | int | float | bool]:
+    """Return the options of a job that has `spares` of [nodes] more nodes than its launch, and survives their loss."""
+    nodes, spares = str(sbatch.get("nodes", "")), settings.nodes.spares
+    if spares < 0 or not nodes.isdecimal():
+        raise UsageError(
+            f"spares = {spares} under [nodes] needs the number of nodes of the launch, not {nodes!r}",
+            hint="set nodes = 4 under [sbatch]: the job then has 5 with spares = 1",
+        )
+    if whole := [name for name in ("ntasks", "gpus") if name in sbatch]:
+        raise UsageError(
+            f"{whole[0]} under [sbatch] counts over all nodes, and spares would share them",
+            hint=f"count per node: {'ntasks-per-node' if whole[0] == 'ntasks' else 'gpus-per-node'}",
+        )
+    if any(word.startswith(("-N", "--nodes")) for word in extra_args):
+        raise UsageError("--nodes after -- would change the number of spares", hint="set nodes under [sbatch]")
+    return {"nodes": int(nodes) + spares, "no-kill": True}
+
+
 def _dependency(request: SubmitRequest) -> str:
     parts = []
     if request.after is not None:
@@ -242,6 +275,9 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
             "there is no command to run",
             hint='set command = "python train.py" under [run] in resil.toml (write one: resil init), or give a SCRIPT',
         )
+    act, spares = settings.act, settings.nodes.spares
+    if spares and project.scheduler_name() == "local":
+        raise UsageError("spares under [nodes] need SLURM: the embedded scheduler has one node", hint="set spares = 0")
     spec = ScriptSpec(
         run=request.run,
         run_dir=str(directory.path),
@@ -259,8 +295,11 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
         group=settings.run.group,
         user=project.system.host.user,
         finish_on_success=settings.run.finish_on_success,
-        act=settings.act,
-        keep_queued=_keep_queued_command(project, directory),
+        act=act,
+        keep_queued="" if act.requeue or not act.keep_queued else _own_command(project, directory, "keep_queued"),
+        preflight=_own_command(project, directory, "preflight") if settings.nodes.preflight else "",
+        launch_nodes=int(settings.sbatch["nodes"]) if spares else 0,
+        spares=_own_command(project, directory, "spares") if spares else "",
         cron=str(project.loaded.state_dir / ".cron") if settings.cron is not None and settings.cron.revive else "",
         launcher=dict(settings.launcher),
         variables=dict(request.variables),
@@ -268,15 +307,12 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
     return render(template_library(project), request.template or settings.run.template, spec)
 
 
-def _keep_queued_command(project: Project, directory: RunDirectory) -> str:
-    """Return the command line by which a starting job queues what is missing behind it, or an empty text."""
-    loaded = project.loaded
-    if not loaded.settings.act.keep_queued or loaded.settings.act.requeue:
-        return ""
-    words = [sys.executable, "-m", "resilience.cli.keep_queued", str(directory.path)]
-    if loaded.path is not None:
-        words.append(str(loaded.path))
-    return f"cd {shlex.quote(str(loaded.project))} && exec {shlex.join(words)}"
+def _own_command(project: Project, directory: RunDirectory, module: str) -> str:
+    """Return the command line by which a starting job calls a module of resilience/cli for its run."""
+    words = [sys.executable, "-m", f"resilience.cli.{module}", str(directory.path)]
+    if project.loaded.path is not None:
+        words.append(str(project.loaded.path))
+    return f"cd {shlex.quote(str(project.loaded.project))} && exec {shlex.join(words)}"
 
 
 def guard_variables(loaded: Loaded) -> dict[str, str]:

@@ -18,6 +18,7 @@ from resilience.settings.convert import convert_table, read_table, refuse_contro
 from resilience.settings.sections import (
     ActSettings,
     AttemptSettings,
+    NodeSettings,
     RunSettings,
     SchedulerSettings,
     Settings,
@@ -44,6 +45,7 @@ _OWNERS: dict[str, type] = {
     "submit": SubmitSettings,
     "attempt": AttemptSettings,
     "act": ActSettings,
+    "nodes": NodeSettings,
     "scheduler": SchedulerSettings,
     "watch": WatchSettings,
     "alert": AlertPolicy,
@@ -79,6 +81,13 @@ class Loaded(NamedTuple):
     def state_dir(self) -> Path:
         """Return the absolute path of the state directory."""
         return self.project / Path(self.settings.run.state_dir)
+
+    def evidence_path(self, home: Path) -> Path:
+        """Return the absolute path of the evidence about nodes: [nodes] `evidence`, else in the state directory."""
+        text = self.settings.nodes.evidence
+        first, *rest = Path(text).parts or ("",)
+        path = home.joinpath(*rest) if first == "~" else Path(text)
+        return self.project / path if text else self.state_dir / "nodes" / "evidence"
 
     def store_path(self, run: str) -> Path | None:
         """Return the absolute path of a run's directory of checkpoints, or None if [checkpoints] has no path."""

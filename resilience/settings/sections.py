@@ -107,6 +107,30 @@ class ActSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """[nodes]: what nodes should have.
+
+    Attributes:
+        preflight: whether a job checks its nodes before the launch. If some fail, and queued jobs of the run can do
+            without them, these exclude them and the job ends. Without [act] `enabled` that is only told.
+        spares: how many nodes a job has beyond `nodes` of [sbatch], idle until one of these is lost, fails the
+            preflight or is named by a failure: then the training is launched again in the same job. SLURM only.
+        mounts: directories that must be there and writable on every node: data sets, checkpoints, local scratch.
+        rules: for a figure of a check, what is bad, where that differs from the default:
+            `"memory.shm_free_bytes" = "< 64GiB"`, or against other nodes and earlier checks `"compute.compute_s" =
+            "> 20%"`.
+        evidence: directory of what is known about the nodes of this cluster, for projects or a group that share it:
+            all of them then avoid the same nodes. Default: `nodes/evidence` in the state directory.
+    """
+
+    preflight: bool = False
+    spares: int = 0
+    mounts: tuple[str, ...] = ()
+    rules: Mapping[str, str] = field(default_factory=dict)
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
     """[scheduler]: the scheduler that runs the jobs.
 
@@ -172,6 +196,7 @@ class Settings:
     submit: SubmitSettings = field(default_factory=SubmitSettings)
     attempt: AttemptSettings = field(default_factory=AttemptSettings)
     act: ActSettings = field(default_factory=ActSettings)
+    nodes: NodeSettings = field(default_factory=NodeSettings)
     guard: GuardSettings | None = None
     checkpoints: CheckpointSettings | None = None
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)

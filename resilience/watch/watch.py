@@ -155,7 +155,7 @@ class Tick:
 
         def work() -> list[dict[str, Any]]:
             return [
-                _probe_and_judge(part.watchdog, its_target, context, before, part.remembered.series)
+                probe_and_judge(part.watchdog, its_target, context, before, part.remembered.series)
                 for part, _, its_target, before in group
             ]
 
@@ -272,7 +272,7 @@ def _together(watchdog: Watchdog) -> str:
     return str(together(watchdog.settings)) if together is not None else ""
 
 
-def _probe_and_judge(
+def probe_and_judge(
     watchdog: Watchdog, target: Target, context: Context, before: Mapping[str, Timed[Any]], series: Series
 ) -> dict[str, Any]:
     """Return {subject: (time, reading, findings)} as plain data. Runs in the child process."""

@@ -73,6 +73,8 @@ def context_of(project: Project) -> Context:
         cron=loaded.settings.cron,
         checkpoints=str(loaded.store_path("{run}") or ""),
         save_every=loaded.settings.guard.every if loaded.settings.guard is not None else "",
+        config=str(loaded.path or ""),
+        evidence=str(loaded.evidence_path(project.system.host.home)),
     )
 
 

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from resilience.attempts.acting import close_by_hand
-from resilience.attempts.elsewhere import NO_NODE, read_excluded
+from resilience.attempts.elsewhere import (
+    NO_NODE,
+    avoid,
+    describe_exclusion,
+    note_submitted,
+    read_excluded,
+    read_standings,
+)
+from resilience.attempts.never_dry import keep_queued
+from resilience.attempts.without import without_bad_nodes
 from resilience.cluster import Node
 from resilience.errors import NotSupported, SchedulerUnavailable
 from resilience.job import JobState
+from resilience.nodes.evidence import Evidence, Source, evidence_folder
+from resilience.nodes.standing import State
 from resilience.runs.breaker_file import read_breaker
+from resilience.runs.submit import perform, prepare
+from resilience.runs.submit_plan import SubmitRequest
 from tests.attempts.test_acting import DISK, ENABLED, NETWORK, Run
 from tests.lab.fakes import DOWN
 
@@ -190,3 +204,220 @@ def test_the_breaker_opens_although_the_scheduler_does_not_answer_which_hosts_th
     assert read_breaker(run.directory) is not None
     run.queue.trouble = None
     assert "held job 50; excluded n7 from job 50" in run.act()
+
+
+def test_queued_jobs_avoid_a_host_that_failed_a_check_and_are_named_if_they_can(run: Run) -> None:
+    run.has(60, reason="Priority", excluded="n7", partition="gpu")
+    run.has(70, reason="Priority", partition="gpu", node_count=3)
+    assert avoid(run.project, run.directory, {"n7": "/scratch is full"}) == ("50", "60")
+    assert excluded(run) == {"50": "n7", "60": "n7", "70": ""}, "a job of three nodes has no other"
+    assert run.act() == "" and excluded(run)["50"] == "n7", "not taken back"
+    assert avoid(run.project, run.directory, {"n8": "slow", "n9": "slow"}) == ()
+
+
+# ---- what is known of nodes from other runs, checks and people ------------------------------------------------------
+
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python3, GPU has fallen off the bus.\n"
+
+
+def knows(run: Run, source: Source, node: str = "n7", *, hours: float = 24.0, why: str = "broken") -> None:
+    now = run.clock.now()
+    until = now + hours * 3600 if source is Source.EXCLUDED else 0.0
+    one = Evidence(node=node, time=now, source=source, why=why, about=f"{node} {now}", by="bob", until=until)
+    assert evidence_folder(run.project).add([one], now) == 1
+
+
+def state_of(run: Run, node: str = "n7") -> State:
+    return next(one.state for one in read_standings(run.project) if one.node == node)
+
+
+def test_the_queue_avoids_a_node_that_another_run_found_bad_and_may_use_it_again_a_day_later(run: Run) -> None:
+    knows(run, Source.CHECK, why="/scratch is full")
+    assert run.act() == "excluded n7 from job 50: a check failed: /scratch is full"
+    assert excluded(run) == {"50": "n7"} and run.act() == ""
+    run.fails("", end="terminated", save=10, node="n8")
+    assert run.act() == "" and excluded(run) == {"50": "n7"}
+    run.clock.time += 86400
+    assert run.act() == "job 50 may use n7 again" and excluded(run) == {"50": ""}
+    assert state_of(run) is State.PROBATION
+
+
+def test_one_hard_xid_is_enough_and_it_is_kept_for_the_other_runs(run: Run) -> None:
+    run.fails(XID, node="n7")
+    assert "excluded n7 from job 50: the driver of its GPUs says: attempt 1 of gpt: Xid 79" in run.act()
+    assert state_of(run) is State.EXCLUDED
+    other = made(run.project.system.host.home.parent / "project")
+    object.__setattr__(other.project.loaded.settings.nodes, "evidence", str(evidence_folder(run.project).path))
+    assert "excluded n7 from job 50" in other.act() and excluded(other) == {"50": "n7"}
+
+
+def test_without_leave_what_others_know_is_only_told(tmp_path: Path) -> None:
+    run = made(tmp_path, ENABLED.replace("true", "false"))
+    knows(run, Source.CHECK)
+    assert run.act() == "it would exclude n7 from the queued jobs of gpt if [act] were enabled"
+    assert run.act() == "" and run.queue.calls == []
+
+
+def test_the_next_attempt_proves_that_it_avoided_the_node(run: Run) -> None:
+    run.fails(XID, node="n7")
+    run.act()
+    assert read_excluded(run.directory)[0].proof == ""
+    run.fails("", end="terminated", save=10, node="n[8-9]", ago_s=-60)
+    run.clock.time += 60
+    run.act()
+    (one,) = read_excluded(run.directory)
+    assert one.proof == "attempt 2 (job 102) began on n[8-9], without it"
+    assert "and is excluded from job 50" in describe_exclusion(one) and describe_exclusion(one).endswith(one.proof)
+    run.act()
+    seen = [e for e in evidence_folder(run.project).read(run.clock.now()).evidence if e.source is Source.AVOIDED]
+    assert [(e.node, e.job, e.run) for e in seen] == [("n7", "102", "gpt")]
+
+
+def test_an_attempt_that_ran_there_all_the_same_is_told_as_well(run: Run) -> None:
+    run.fails(XID, node="n7")
+    run.act()
+    run.fails("", end="terminated", save=10, node="n[7-8]", ago_s=-60)
+    run.act()
+    assert read_excluded(run.directory)[0].proof.endswith("began on n[7-8], which it was to avoid")
+
+
+def test_a_person_who_allows_a_node_has_the_last_word_until_it_fails_again(run: Run) -> None:
+    run.fails(GPU, GPU, node="n7")
+    run.act()
+    run.clock.time += 60
+    knows(run, Source.ALLOWED)
+    assert run.act() == "job 50 may use n7 again" and run.act() == ""
+    run.fails(GPU, node="n7", ago_s=-100)
+    run.clock.time += 60
+    assert "excluded n7" in run.act()
+
+
+def test_whoever_closes_the_breaker_allows_its_nodes_for_all_runs_but_not_those_that_people_excluded(run: Run) -> None:
+    run.fails(XID, node="n7")
+    knows(run, Source.EXCLUDED, "n8")
+    run.act()
+    assert excluded(run) == {"50": "n[7-8]"}
+    run.clock.time += 60
+    assert close_by_hand(run.project, run.directory).changed == "job 50 may use n7 again"
+    assert (state_of(run), state_of(run, "n8")) == (State.GOOD, State.EXCLUDED)
+    assert run.act() == "" and excluded(run) == {"50": "n8"}
+
+
+def test_beyond_the_cap_nodes_stay_in_use(run: Run) -> None:
+    run.queue.cluster = tuple(replace(node, state="ALLOCATED") for node in run.queue.cluster)
+    knows(run, Source.CHECK, "n7")
+    knows(run, Source.CHECK, "n8")
+    run.act()
+    assert excluded(run) == {"50": "n7"}, "one of three"
+
+
+def test_evidence_that_cannot_be_read_takes_nothing_back_and_stops_no_breaker(run: Run) -> None:
+    knows(run, Source.CHECK)
+    run.fails("", end="terminated", save=10, node="n8")
+    run.act()
+    folder = evidence_folder(run.project).path
+    folder.rename(folder.with_name("away"))
+    folder.write_text("")
+    assert run.act() == "" and excluded(run) == {"50": "n7"}
+    run.fails(DISK, node="n8")
+    assert "held job 50" in run.act() and excluded(run) == {"50": "n7"}
+
+
+def test_a_node_that_failed_a_check_is_given_back_with_its_evidence(run: Run) -> None:
+    knows(run, Source.CHECK)
+    run.fails("", end="terminated", save=10, node="n8")
+    assert avoid(run.project, run.directory, {"n7": "/scratch is full"}) == ("50",)
+    assert run.act() == "" and excluded(run) == {"50": "n7"}
+    run.clock.time += 86400
+    assert run.act() == "job 50 may use n7 again"
+
+
+# ---- submissions ----------------------------------------------------------------------------------------------------
+
+
+def request(**fields: Any) -> SubmitRequest:
+    return SubmitRequest(run="gpt", force=True, **fields)
+
+
+def test_a_submission_excludes_bad_nodes_besides_those_of_the_user(run: Run) -> None:
+    knows(run, Source.CHECK)
+    found = without_bad_nodes(run.project, request(exclude="n9"))
+    assert (found.request.avoid, [*found.avoided]) == ("n7", ["n7"])
+    assert found.notes == ("without n7 (n7: a check failed: broken)",)
+    assert prepare(run.project, found.request).plan.options["exclude"] == "n[7,9]"
+    assert without_bad_nodes(run.project, request(exclude="n[7,9]")).notes == ()
+
+
+def test_an_exclusion_in_a_users_own_script_is_kept(run: Run) -> None:
+    """An option of the command line replaces a directive."""
+    script = run.project.loaded.project / "my.sbatch"
+    script.write_text("#!/bin/bash\n#SBATCH -x n9 -p gpu\ntrue\n")
+    knows(run, Source.CHECK)
+    found = without_bad_nodes(run.project, request(script=script))
+    assert prepare(run.project, found.request).plan.options["exclude"] == "n[7,9]"
+    found = without_bad_nodes(run.project, request(script=script, extra_args=("--exclude=n8",)))
+    assert found.request.avoid == "" and found.notes == ("--exclude after -- replaces that of n7",)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "note"),
+    [
+        ("3", "n7 is excluded, but the run needs 3 nodes, and no other is left: it may be used"),
+        ("2-4", "without n7 (n7: a check failed: broken)"),
+    ],
+)
+def test_a_run_that_needs_all_nodes_is_told(run: Run, nodes: str, note: str) -> None:
+    knows(run, Source.CHECK)
+    assert without_bad_nodes(run.project, request(extra_args=("--nodes", nodes))).notes == (note,)
+
+
+def test_a_node_that_is_gone_is_not_excluded_as_sbatch_would_refuse_the_job(run: Run) -> None:
+    knows(run, Source.CHECK, "gone")
+    assert without_bad_nodes(run.project, request()) == (request(), {}, ())
+
+
+def test_without_an_answer_it_is_submitted_and_said(run: Run) -> None:
+    knows(run, Source.CHECK)
+    run.queue.trouble = DOWN
+    found = without_bad_nodes(run.project, request())
+    assert found.request.avoid == "" and "submitted with n7, which should be avoided: squeue did not" in found.notes[0]
+
+
+def test_what_a_submission_excluded_is_taken_back_when_the_node_is_good_again(run: Run) -> None:
+    knows(run, Source.CHECK)
+    found = without_bad_nodes(run.project, request(exclude="n9"))
+    result = perform(run.project, prepare(run.project, found.request))
+    note_submitted(run.directory, result.ids, found.avoided, run.clock.now())
+    run.queue.records[-1] = replace(run.queue.records[-1], excluded="n[7,9]", partition="gpu")
+    assert run.act() == "excluded n7 from job 50: a check failed: broken", "of the new job it is already"
+    run.clock.time += 86400
+    assert run.act() == "job 50 may use n7 again; job 101 may use n7 again"
+    assert excluded(run) == {"50": "", "101": "n9"}
+
+
+def test_the_next_jobs_of_the_chain_exclude_what_is_bad_then(tmp_path: Path) -> None:
+    run = made(tmp_path, ENABLED + "keep_queued = 1\n")
+    run.queue.records.clear()
+    knows(run, Source.CHECK)
+    found = without_bad_nodes(run.project, request(exclude="n9"))
+    perform(run.project, prepare(run.project, found.request))
+    run.queue.records[0] = replace(run.queue.records[0], state=JobState.RUNNING)
+    keep_queued(run.project, run.directory)
+    assert run.queue.submissions[-1].options["exclude"] == "n[7,9]"
+    run.queue.records[0] = replace(run.queue.records[0], state=JobState.COMPLETED)
+    run.queue.records[1] = replace(run.queue.records[1], state=JobState.RUNNING)
+    run.clock.time += 86400
+    keep_queued(run.project, run.directory)
+    assert run.queue.submissions[-1].options["exclude"] == "n9", "that of the user"
+
+
+def test_a_node_that_is_gone_leaves_the_lists_of_jobs_as_slurm_would_refuse_them(tmp_path: Path) -> None:
+    run = made(tmp_path, ENABLED + "keep_queued = 1\n")
+    run.queue.records[0] = replace(run.queue.records[0], excluded="n[9,77]")
+    knows(run, Source.CHECK)
+    assert "excluded n7 from job 50" in run.act() and excluded(run) == {"50": "n[7,9]"}
+    run.queue.records.clear()
+    perform(run.project, prepare(run.project, request(exclude="n[9,77]")))
+    run.queue.records[0] = replace(run.queue.records[0], state=JobState.RUNNING)
+    keep_queued(run.project, run.directory)
+    assert run.queue.submissions[-1].options["exclude"] == "n[7,9]"

@@ -327,3 +327,19 @@ def test_an_attempt_that_only_waited_for_another_one_has_not_trained() -> None:
     second = replace(first, attempt=2, launch_time=None, end=AttemptEnd.STOPPED)
     assert totals_of([first, second], 60) == Totals(trained_s=60.0, waited_s=0.0, total_s=60.0)
     assert totals_of([first, replace(second, start_time=5, end_time=20)], 60).total_s == 60, "the first ends last"
+
+
+@pytest.mark.parametrize(("on_hang", "did"), [("restart_step", "its launch was ended"), ("requeue", "it was requeued")])
+def test_a_hang_that_a_watchdog_ended_counts_with_its_rank_and_node(run: RunDirectory, on_hang: str, did: str) -> None:
+    attempt(run, 1, end="terminated" if on_hang == "requeue" else "exited", code=137, log="step 19\n")
+    attempt(run, 2, end="exited", code=137)
+    attempt(run, 3, end="exited", code=137)
+    (run.path / "hangs").mkdir()
+    record = {"on_hang": on_hang, "why": "rank 3 on n2: stopped", "rank": 3, "host": "n2", "did": did}
+    changes: list[dict[str, str]] = [{}, {"did": "requeue failed: slurm refused"}, {"on_hang": "save"}]
+    for number, change in enumerate(changes, start=1):
+        (run.path / "hangs" / f"{number:04d}-19.acted").write_text(json.dumps(record | change) + "\n")
+    first, *others = (row.failure for row in read_ledger(run))
+    assert first is not None and (first.failure, first.rank, first.host) == (FailureClass.COLLECTIVE_TIMEOUT, 3, "n2")
+    assert first.reason == "a watchdog ended it because it hung: rank 3 on n2: stopped"
+    assert [one.failure for one in others if one is not None] == [FailureClass.KILLED] * 2

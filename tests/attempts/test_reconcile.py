@@ -106,6 +106,20 @@ def test_a_lost_attempt_has_its_end_of_the_scheduler(
     assert (row.failure.failure, row.end_time, row.seconds) == (FailureClass.NODE_FAILURE, 1061.0, 61.0)
 
 
+def test_only_the_last_attempt_of_a_job_with_spares_ended_as_its_job(
+    project: Project, scheduler: FakeScheduler, run: RunDirectory
+) -> None:
+    (run.path / "attempts" / "0001.end").write_text(f'end = "lost"\nexit_code = 1\ntime = {END}\n')
+    later = run.path / "attempts" / "0002"
+    later.write_text('job_id = 41\nlabel = "41"\nrestart = 0\nhost = "n1"\npid = 7\nstart = 1061\n')
+    later.with_suffix(".end").write_text(f'end = "terminated"\nexit_code = 143\ntime = {END + 9}\n')
+    scheduler.accounting = [record()]
+    assert reconcile(project, run) == 1
+    first, second = read_ledger(run)
+    assert first.failure is not None and first.failure.failure is not FailureClass.WALLTIME
+    assert (first.state, second.state) == (None, JobState.TIMEOUT)
+
+
 def test_without_accounting_the_queue_remembers(project: Project, scheduler: FakeScheduler, run: RunDirectory) -> None:
     scheduler.troubles["history"] = NotSupported("no accounting")
     scheduler.records = [record()]

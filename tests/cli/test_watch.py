@@ -34,7 +34,7 @@ def watching(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 def test_the_list_says_what_each_looks_at_and_where_its_settings_stand(watching: Shell) -> None:
     watching.settings(SETTINGS + '[watch.matlab]\nkind = "licence"\n[watch.odd]\nkind = "no-such"\n')
     rows = {line.split()[0]: line for line in watching.resil("watch", "--list").out.splitlines()[1:]}
-    assert {"ckpt", "cron", "fs", "inodes", "job", "log", "licence", "matlab", "odd"} == set(rows)
+    assert {"ckpt", "cron", "fs", "inodes", "job", "log", "nodes", "ranks", "licence", "matlab", "odd"} == set(rows)
     assert "licences that are left" in rows["matlab"] and "[watch.matlab]" in rows["matlab"]
     assert "resil.toml" in rows["matlab"] and "defaults" in rows["licence"]
     assert "there is no watchdog 'no-such'" in rows["odd"]

@@ -65,7 +65,7 @@ def resil(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, st
 
 
 def test_there_are_those_that_the_house_promises() -> None:
-    assert {"ckpt", "fs", "inodes", "job", "log"} <= set(BUILT_IN)
+    assert {"ckpt", "fs", "inodes", "job", "log", "nodes", "ranks"} <= set(BUILT_IN)
 
 
 @pytest.mark.parametrize("name", EVERYBODY)

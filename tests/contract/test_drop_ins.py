@@ -101,7 +101,9 @@ def run(argv: list[str], directory: Path, environ: dict[str, str]) -> subprocess
 
 
 def test_the_directory_has_what_was_promised() -> None:
-    watchdogs = {f"cron.quarter_hourly/watch-{name}" for name in ("ckpt", "fs", "inodes", "job", "log")}
+    watchdogs = {
+        f"cron.quarter_hourly/watch-{name}" for name in ("ckpt", "fs", "inodes", "job", "log", "nodes", "ranks")
+    }
     others = {f"cron.quarter_hourly/{name}" for name in ("alert-flush", "ckpt-adopt")}
     others |= {"cron.hourly/heartbeat", "cron.daily/prune-logs"}
     assert set(map(name_of, PROGRAMS)) == watchdogs | others
@@ -263,7 +265,7 @@ def test_run_parts_runs_all_of_a_directory_from_anywhere(project: Path, tmp_path
         pytest.skip("resil is not installed in this environment; `make test` installs it")
     directory = project / "cron" / "cron.quarter_hourly"
     done = run(["run-parts", "--verbose", str(directory)], tmp_path, plain_environment(tmp_path))
-    assert done.stderr.count("run-parts: executing") == 7 and "not found" not in done.stderr
+    assert done.stderr.count("run-parts: executing") == 9 and "not found" not in done.stderr
     for line in ("CKPT OK", "FS OK", "INODES OK", "JOB OK", "LOG OK", "nothing is queued"):
         assert line in done.stdout
     assert (project / ".resil").is_dir(), "it is the project's resil.toml that counts"

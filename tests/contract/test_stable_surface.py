@@ -24,12 +24,15 @@ import typer
 
 from resilience.alerts.routes import channels
 from resilience.cli.main import app
+from resilience.cluster import Node
 from resilience.cron.driver_choice import drivers
 from resilience.cron.records import Outcome
 from resilience.cron.state_directory import Seen
 from resilience.job import JobState
+from resilience.ranks import collect
 from resilience.runs.project import schedulers
 from tests.cli import test_demo
+from tests.cli.test_ranks import write_beats
 from tests.lab.fakes import a_job
 from tests.lab.shell import ALERTING, SETTINGS, Desk, Office, Shell, full, make_shell
 from tests.system.people import NOBODY, acting_as, open_the_way
@@ -120,6 +123,7 @@ Scenario = Callable[[Documents, pytest.MonkeyPatch], None]
 
 def runs(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     shell = person.shell
+    shell.fake.cluster = (Node("n7", "IDLE"),)
     person.ask("submit", "--array", "3", "--dry-run")
     person.ask("submit", "--array", "3")
     shell.resil("kill", "--why", "x")
@@ -135,8 +139,20 @@ def runs(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     (cron / "heartbeat").write_text(json.dumps(beat))
     (run,) = person.ask("status", "--fresh")["runs"]
     assert run["save"] and run["kill"] and run["attempts"] and run["jobs"] and run["switches"]
+    (shell.run_dir / "beats" / "101.n1").write_text("attempt = 1\n[rank.0]\npid = 7\n[rank.1]\npid = 8\ngone = true\n")
+    thread = '\nThread 0x1 (most recent call first):\n  File "train.py", line 1 in step\n\n'
+    monkeypatch.setattr(
+        collect, "refresh_directory", lambda path: Path(path).write_text(f"1800000000 n1 pid 7: {thread}")
+    )
+    (job,) = person.ask("stacks")["jobs"]
+    assert job["groups"][0]["frames"] and job["odd"]
+    write_beats(shell.run_dir, slow=3)
+    assert person.ask("ranks")["stragglers"]
     shell.fake.records = [a_job(12, name="plain", user="bob")]
     assert person.ask("adopt", "12")["notes"]
+    shell.resil("nodes", "exclude", "n7")
+    (node,) = person.ask("nodes")["nodes"]
+    assert node["evidence"]
     for words in (("doctor",), ("config", "show"), ("templates",)):
         person.ask(*words)
 

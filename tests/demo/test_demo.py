@@ -60,7 +60,7 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
     monkeypatch.setattr(demo, "SAVE_EVERY", 20)
     monkeypatch.setattr(demo, "MIDWAY_STEPS", 2)
     monkeypatch.setattr(demo, "FAULTS", {"1": ("crash", 25), "2": ("kill", 45), "4": ("leak", 50)})
-    pace = demo.Timing(step_s=0.02, walltime_s=2.0, lead_s=1, time_limit="5", poll_s=0.05, deadline_s=90)
+    pace = demo.Timing(step_s=0.02, walltime_s=9.0, lead_s=8, time_limit="5", poll_s=0.05, deadline_s=90)
     monkeypatch.setitem(demo.TIMINGS, "local", pace)
     nights: list[Path] = []
 

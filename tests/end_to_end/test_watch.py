@@ -287,8 +287,8 @@ def test_everything_on_a_fresh_machine_without_configuration_is_a_useful_table(s
     said = shell.resil("watch", "--all")
     assert said.returncode in (0, 1, 2) and said.stderr == ""
     first, *rest = said.stdout.splitlines()
-    assert first.startswith("RESIL ") and " in 6 watchdogs" in first and "used'=" in first
-    names = {"ckpt", "cron", "fs", "inodes", "job", "log"}
+    assert first.startswith("RESIL ") and " in 7 watchdogs" in first and "used'=" in first
+    names = {"ckpt", "cron", "fs", "inodes", "job", "log", "nodes"}
     assert {line.partition(" ")[0].lower() for line in rest if not line.startswith(" ")} == names
     document = json.loads(shell.resil("watch", "--all", "--json").stdout)
     assert {report["check"] for report in document["reports"]} == names

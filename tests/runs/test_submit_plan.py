@@ -35,7 +35,7 @@ from resilience.runs.submit_plan import (
 )
 from resilience.runs.templates.lint import LintFacts
 from resilience.runs.templates.script import template_library
-from resilience.settings.sections import ActSettings, RunSettings, Settings, SubmitSettings
+from resilience.settings.sections import ActSettings, NodeSettings, RunSettings, Settings, SubmitSettings
 from resilience.submission import split_signal
 from tests.lab.fakes import DOWN, FakeScheduler, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
@@ -115,6 +115,13 @@ def test_a_job_that_requeues_itself_may_be_requeued(tmp_path: Path) -> None:
     assert "\nresil_keep_queued='' " in script and "\nresil_requeue='yes' " in script.replace("=yes ", "='yes' ")
     script = rendered(make_project(tmp_path, settings=settings.format("false")))
     assert f"-m resilience.cli.keep_queued {tmp_path}" in script and "\nresil_requeue='' " in script
+
+
+def test_a_job_checks_its_nodes_where_that_is_wished(tmp_path: Path) -> None:
+    settings = '[run]\ncommand = "true"\n[nodes]\npreflight = {}\n'
+    script = rendered(make_project(tmp_path, settings=settings.format("true")))
+    assert f"-m resilience.cli.preflight {tmp_path}" in script
+    assert "\nresil_preflight='' " in rendered(make_project(tmp_path, settings=settings.format("false")))
 
 
 def test_the_signal_that_slurm_sends_is_the_one_that_the_script_waits_for() -> None:
@@ -457,3 +464,60 @@ def test_where_the_output_of_a_script_goes(
     script: str, options: dict[str, str | None], environ: dict[str, str], pattern: str
 ) -> None:
     assert output_pattern(script, options, environ, "/home/me", "my.sh") == pattern
+
+
+# ---- spares ---------------------------------------------------------------------------------------------------------
+
+
+def with_spares(sbatch: dict[str, Any] | None = None, request: dict[str, Any] | None = None, spares: int = 1) -> Any:
+    wanted = {"nodes": 4, "ntasks-per-node": 8} if sbatch is None else sbatch
+    return dict(plan(request, nodes=NodeSettings(spares=spares), sbatch=wanted).directives)
+
+
+def test_a_job_with_spares_has_more_nodes_and_survives_the_loss_of_one() -> None:
+    found = with_spares()
+    assert (found["nodes"], found["no-kill"], found["ntasks-per-node"]) == ("5", None, "8")
+    assert "no-kill" not in with_spares(spares=0) and with_spares(spares=0)["nodes"] == "4"
+    assert "no-kill" not in with_spares(request={"script": Path("own.sbatch")}), "a script of one's own is unchanged"
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "request_", "spares", "said"),
+    [
+        ({}, {}, 1, "needs the number of nodes of the launch, not ''"),
+        ({"nodes": "2-4"}, {}, 1, "not '2-4'"),
+        ({"nodes": 4}, {}, -1, "spares = -1"),
+        ({"nodes": 4, "ntasks": 4}, {}, 1, "ntasks under .sbatch. counts over all nodes"),
+        ({"nodes": 4, "gpus": 32}, {}, 1, "gpus under .sbatch. counts over all nodes"),
+        ({"nodes": 4}, {"extra_args": ("--nodes=8",)}, 1, "would change the number of spares"),
+        ({"nodes": 4}, {"array": "10"}, 1, "SLURM starts its next task when the running one loses a node"),
+    ],
+)
+def test_spares_that_cannot_work_are_refused(
+    sbatch: dict[str, Any], request_: dict[str, Any], spares: int, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        with_spares(sbatch, request_, spares)
+
+
+SPARES = """\
+[run]
+name = "gpt"
+command = "python train.py"
+template = "srun"
+[nodes]
+spares = 2
+[sbatch]
+nodes = 4
+"""
+
+
+def test_a_rendered_script_launches_on_the_nodes_without_the_spares(tmp_path: Path) -> None:
+    text = rendered(make_project(tmp_path, settings=SPARES))
+    assert "#SBATCH --nodes=6\n#SBATCH --no-kill\n" in text and "resil_nodes=4 " in text
+    assert "-m resilience.cli.spares" in text
+
+
+def test_the_embedded_scheduler_has_no_spares(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="need SLURM: the embedded scheduler has one node"):
+        rendered(make_project(tmp_path, FakeScheduler(name="local"), settings=SPARES))

@@ -7,7 +7,9 @@ its own. Nobody but the batch shell can end the ranks: most have no guard, and t
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from tests.lab.slurm.cluster import Cluster
 from tests.lab.slurm.cluster_run import ClusterRun
 from tests.lab.slurm.processes import environ, until
 
+RECORDED = Path(__file__).parents[1] / "recorded" / "stacks"
 BOUND_S, KILL_WAIT_S = 3, 4
 # Rank and node are told once; then it hangs, for ten minutes at most. With `deaf` it does not hear SIGTERM, and its
 # own environment is empty, so that nobody finds it but SLURM, as on another machine.
@@ -176,6 +179,21 @@ def test_ranks_of_srun_that_hear_sigterm_get_it_and_scope_job_leaves_the_queue_t
 def test_where_the_guards_are_their_stacks_are_written_first(stage: Stage) -> None:
     run = stage.runs["guarded"]
     run.until(lambda: any((run.directory / "beats").iterdir()), "a heartbeat")
+    run.until(lambda: "all 2 ranks: in the user's code" in run.resil("stacks").stdout, "both to hang, on two nodes")
+    pid = int(run.lines("ranks", 1)[0].split()[0])
+    run.write("py-spy", f"#!/bin/sh\n[ $5 = {pid} ] && exec cat {run.project}/recorded\n")
+    run.write("recorded", (RECORDED / "py_spy.txt").read_text())
+    run.cluster.run(["chmod", "755", str(run.project / "py-spy")], run.user, check=True)
+    os.kill(pid, signal.SIGSTOP)
+    asked = ["sh", "-c", f"PATH={run.project}:$PATH exec resil stacks --json"]
+    said = run.cluster.run(asked, user=run.user, cwd=run.project, timeout=120)
+    os.kill(pid, signal.SIGCONT)
+    assert said.returncode == 0, said.stderr
+    (job,) = json.loads(said.stdout)["jobs"]
+    assert [one["source"] for one in job["ranks"]] == ["guard", "py-spy"], (
+        "a task beside the training has read the other"
+    )
+    assert "(state T)" in job["ranks"][1]["why"] and not job["notes"]
     thrown = run.resil("kill", "--why", "it hangs")
     assert thrown.returncode == 0 and "no guard" not in thrown.stdout, thrown.stdout
     run.until_end()

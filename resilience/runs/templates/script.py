@@ -189,6 +189,9 @@ class ScriptSpec:
         finish_on_success: whether exit code 0 of the training finishes the run.
         act: when the batch shell opens the breaker, whether it may act then, and whether the job requeues itself.
         keep_queued: command line that queues what is missing behind the job, or empty.
+        preflight: command line that checks the nodes of the job before the launch, or empty.
+        launch_nodes: how many nodes the launch has, where the job has spares; 0: all of the job.
+        spares: command line that tells which nodes are left after a failed launch, or empty.
         cron: directory of the cron scheduler that the batch shell restarts when dead; empty: none.
         cron_look_s: interval at which the batch shell checks that scheduler.
         array: whether the script is queued as an array; decides the default name of the output file.
@@ -214,6 +217,9 @@ class ScriptSpec:
     finish_on_success: bool = True
     act: ActSettings = field(default_factory=ActSettings)
     keep_queued: str = ""
+    preflight: str = ""
+    launch_nodes: int = 0
+    spares: str = ""
     cron: str = ""
     cron_look_s: float = 180
     array: bool = False
@@ -254,6 +260,9 @@ def template_context(spec: ScriptSpec, template: str) -> dict[str, Any]:
         "breaker_failures": spec.act.failures,
         "breaker_neutral": spec.act.neutral,
         "keep_queued": _check_bash(spec.keep_queued, "the command that keeps jobs queued"),
+        "preflight": _check_bash(spec.preflight, "the command that checks nodes"),
+        "launch_nodes": spec.launch_nodes,
+        "spares": _check_bash(spec.spares, "the command that looks for spares"),
         "requeue": spec.act.requeue,
         "cron": _check_path(spec.cron) if spec.cron else "",
         "cron_look_s": math.ceil(spec.cron_look_s),

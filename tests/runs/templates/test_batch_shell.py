@@ -152,6 +152,10 @@ def test_the_training_is_told_what_it_needs(batch: Batch) -> None:
     assert told["PYTHONUNBUFFERED"] == "1"
     assert told["MASTER_PORT"] == str(10000 + 23457 % 22000)
     assert told["MASTER_ADDR"]
+    assert told["NCCL_RAS_ADDR"] == f"localhost:{28100 + 23457 % 800}"
+    dumps = f"{batch.run_dir}/traces/23457.0/rank_"
+    assert told["TORCH_FR_DUMP_TEMP_FILE"] == told["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == dumps
+    assert (batch.run_dir / "traces" / "23457.0").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_training_keeps_its_umask_and_the_run_directory_gets_private_files(batch: Batch) -> None:

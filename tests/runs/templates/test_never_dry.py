@@ -43,8 +43,7 @@ def test_a_starting_job_queues_what_is_missing_once_and_trains_meanwhile(
     batch: Batch, code: int, is_said: bool
 ) -> None:
     script = batch.start(WAITS, keep_queued=queue(batch, "queued 2 jobs", code))
-    until(lambda: "keep_queued" in batch.events(), "the queue to be checked")
-    assert "launch" in batch.events(), "it waits for nothing"
+    until(lambda: {"keep_queued", "launch"} <= set(batch.events()), "the queue to be checked beside the launch")
     (batch.run_dir / "go").touch()
     assert script.wait() == 75 and (batch.root / "looked").read_text() == "x\n"
     (event,) = [record for record in batch.journal() if record["event"] == "keep_queued"]

@@ -1,0 +1,248 @@
+"""Judges nodes by rules, by each other and by what nodes of their kind had before. Pure.
+
+The rules are SuperBench's (microsoft/superbenchmark, docs/user-tutorial/data-diagnosis.md), in a grammar instead of
+Python that is evaluated: a comparison with a number, or with `%` the variance (value - base) / base.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from statistics import median
+from typing import Any, NamedTuple
+
+from resilience.errors import UsageError
+from resilience.messages import plural
+from resilience.nodes.checks import Check, Expected, Fault, Outcome
+from resilience.quantities import format_bytes, format_duration, parse_in_unit
+
+LEAST_VALUES = 3
+"""A base needs as many values: of two nodes, none says which one is wrong."""
+
+LEAST_SHARE = 0.6
+"""If fewer values than this agree with their base, there is none: half of the fleet may be bad."""
+
+
+NO_ANSWER = "answer"
+"""In place of a check: the node gave no readings at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReading:
+    """What one node answered. Plain values: JSON.
+
+    Attributes:
+        host: its name.
+        kind: processor and memory, and so on: only nodes of one kind are compared. Empty: unknown.
+        readings: by check; None: nothing of the kind is there.
+        errors: by check, why a probe gave no reading.
+        hung: the checks among them that did not end in time.
+    """
+
+    host: str
+    kind: str = ""
+    readings: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+    hung: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """The result for one node.
+
+    Attributes:
+        host: its name.
+        faults: by check; empty where there is none. A check of hardware that is not there is left out.
+        readings: by check, what was read.
+    """
+
+    host: str
+    faults: Mapping[str, tuple[Fault, ...]]
+    readings: Mapping[str, Mapping[str, Any] | None]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return the worst outcome."""
+        outcomes = (f.outcome for found in self.faults.values() for f in found)
+        return max(outcomes, default=Outcome.PASS, key=list(Outcome).index)
+
+    @property
+    def why(self) -> str:
+        """Return what makes it fail in one sentence, or what is told."""
+        worst = [f"{name}: {f.why}" for name, found in self.faults.items() for f in found if f.outcome is self.outcome]
+        return "; ".join(worst)
+
+
+class Rule(NamedTuple):
+    """A comparison; a value for which it is true is bad. `is_relative`: of the variance, 1.0 is 100 %."""
+
+    op: str
+    limit: float
+    is_relative: bool
+
+    def is_broken(self, value: float, base: float | None) -> bool:
+        """Return whether a value is bad; a relative rule without a base says nothing."""
+        if self.is_relative:
+            if not base:
+                return False
+            value = (value - base) / base
+        return {"<": value < self.limit, ">": value > self.limit, "==": value == self.limit, "!=": value != self.limit}[
+            self.op
+        ]
+
+
+def parse_rule(name: str, text: str) -> Rule:
+    """Return a rule. For instance, `< -5%`, `> 100%`, `< 64GiB` for a name that ends with `_bytes`, `!= 8`.
+
+    Raise UsageError for another text.
+    """
+    match = re.fullmatch(r"\s*(<|>|==|!=)\s*(.*?)(%?)\s*", text)
+    if match:
+        try:
+            if match[3]:
+                return Rule(match[1], float(match[2]) / 100, True)
+            return Rule(match[1], parse_in_unit(name if name.endswith(("_bytes", "_s")) else "", match[2]), False)
+        except ValueError:
+            pass
+    raise UsageError(f"{text!r} is no rule for {name}", hint="for instance '< -10%' against other nodes, or '> 5'")
+
+
+def base_of(values: Sequence[float], rule: Rule) -> float | None:
+    """Return what is normal for a figure, or None.
+
+    SuperBench's baseline: the mean of the values that do not break the rule against it, until none is dropped. The
+    first base is the median, because the mean of few values follows one that is far off.
+    """
+    if len(values) < LEAST_VALUES:
+        return None
+    base, kept = float(median(values)), list(values)
+    for _ in range(len(values)):
+        good = [value for value in kept if not rule.is_broken(value, base)]
+        if len(good) < LEAST_SHARE * len(values):
+            return None
+        base = sum(good) / len(good)
+        if len(good) == len(kept):
+            break
+        kept = good
+    return base
+
+
+def judge_nodes(
+    everyone: Sequence[NodeReading],
+    checks: Mapping[str, Check],
+    expected: Expected,
+    rules: Mapping[str, str],
+    history: Sequence[Mapping[str, Any]] = (),
+) -> tuple[NodeReport, ...]:
+    """Return a report of each node.
+
+    `rules`: of the user, by `check.figure`; `history`: earlier figures, of `figures_of`. Raise UsageError for a rule
+    that is none.
+    """
+    found: dict[str, dict[str, tuple[Fault, ...]]] = {node.host: {} for node in everyone}
+    for node in everyone:
+        if NO_ANSWER in node.errors:
+            found[node.host][NO_ANSWER] = (Fault(Outcome.FAIL, node.errors[NO_ANSWER]),)
+    nodes = [node for node in everyone if NO_ANSWER not in node.errors]
+    for name, check in checks.items():
+        parsed = {key: parse_rule(key, text) for key, text in check.rules.items()}
+        parsed |= {
+            key.partition(".")[2]: parse_rule(key, text) for key, text in rules.items() if key.startswith(f"{name}.")
+        }
+        for node in nodes:
+            faults = list[Fault]()
+            if (error := node.errors.get(name)) is not None:
+                faults.append(Fault(Outcome.FAIL if name in node.hung else Outcome.WARN, error))
+            reading = node.readings.get(name)
+            if reading is not None:
+                faults += check.judge(reading, expected)
+                for key, value in _figures(reading).items():
+                    if (rule := parsed.get(key) or parsed.get("*")) is not None:
+                        faults += _by_rule(rule, key, value, _values(name, key, node.kind, nodes, history))
+                faults += _different(name, check, node, nodes)
+            elif error is None:
+                peers = sum(other.readings.get(name) is not None for other in nodes)
+                if 2 * peers > len(nodes):
+                    faults.append(
+                        Fault(Outcome.FAIL, f"nothing of the kind is there, but on {plural(peers, 'other node')}")
+                    )
+            if faults or reading is not None:
+                found[node.host][name] = tuple(faults)
+    return tuple(NodeReport(host=one.host, faults=found[one.host], readings=one.readings) for one in everyone)
+
+
+def _by_rule(rule: Rule, key: str, value: float, values: Sequence[float]) -> Iterable[Fault]:
+    base = base_of(values, rule) if rule.is_relative else None
+    if rule.is_broken(value, base):
+        name = key if key.startswith("/") else key.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+        text = f"{name} is {_amount(key, value)}"
+        limit = f"{rule.op} {_amount(key, rule.limit)}"
+        if base is not None:
+            text, limit = f"{text}, {_amount(key, base)} is normal", f"{rule.op} {100 * rule.limit:g}%"
+        yield Fault(Outcome.FAIL, f"{text} (rule: {limit})")
+
+
+def _amount(key: str, value: float) -> str:
+    if key.endswith("_bytes"):
+        return format_bytes(value)
+    if key.endswith("_s"):
+        return format_duration(value) if value >= 60 else f"{value:.3g} s"
+    return f"{value:.3g} MB/s" if key.startswith("/") else f"{value:.3g}"
+
+
+def _different(name: str, check: Check, node: NodeReading, nodes: Sequence[NodeReading]) -> Iterable[Fault]:
+    """Yield the texts that differ from those of most nodes; nobody is wrong where there is no majority."""
+    readings = [reading for other in nodes if (reading := other.readings.get(name)) is not None]
+    own = node.readings.get(name) or {}
+    for key in sorted({key for reading in readings for key in reading}):
+        outcome = check.equal.get(key) or check.equal.get("*")
+        texts = [reading.get(key, "") for reading in readings]
+        if outcome is None or not all(isinstance(text, str) for text in texts):
+            continue
+        text, count = Counter(texts).most_common(1)[0]
+        if own.get(key, "") != text and 2 * count > len(texts):
+            if key.startswith("$"):
+                how = "not set here" if not own.get(key) else "different here" if text else "set here only"
+                yield Fault(outcome, f"{key} is {how}")
+            else:
+                yield Fault(
+                    outcome, f"{key} is {own.get(key) or 'not there'}, {text or 'not there'} on {plural(count, 'node')}"
+                )
+
+
+def _values(
+    name: str, key: str, kind: str, nodes: Sequence[NodeReading], history: Sequence[Mapping[str, Any]]
+) -> list[float]:
+    now = [_figures(node.readings.get(name) or {}).get(key) for node in nodes if node.kind == kind]
+    before = [line["figures"].get(f"{name}.{key}") for line in history if line.get("kind") == kind]
+    return [value for value in (*now, *before) if isinstance(value, int | float)]
+
+
+def _figures(reading: Mapping[str, Any]) -> dict[str, float]:
+    return {k: v for k, v in reading.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def figures_of(node: NodeReading) -> dict[str, Any]:
+    """Return the line of the history: the figures of a node."""
+    figures = {f"{n}.{k}": v for n, reading in node.readings.items() for k, v in _figures(reading or {}).items()}
+    return {"host": node.host, "kind": node.kind, "figures": figures}
+
+
+def chosen(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """Return the names that match one of the patterns; all without a pattern. Raise UsageError if none matches."""
+    names = sorted(names)
+    found = [name for name in names if not patterns or any(fnmatch(name, pattern) for pattern in patterns)]
+    if not found:
+        raise UsageError(f"no check matches {', '.join(patterns)}", hint=f"the checks are {', '.join(names)}")
+    return found
+
+
+def with_faults(reports: Iterable[NodeReport], check: str, faults: Mapping[str, Fault]) -> tuple[NodeReport, ...]:
+    """Return the reports with the faults, by host, that one more check has found."""
+    return tuple(
+        replace(one, faults={**one.faults, check: (faults[one.host],)}) if one.host in faults else one
+        for one in reports
+    )

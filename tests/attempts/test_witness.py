@@ -1,0 +1,104 @@
+"""What attempts say about nodes: who is named, what is common to failures, and which Xids count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from resilience.attempts.classify import Evidence as Seen
+from resilience.attempts.classify import classify
+from resilience.attempts.failure import Confidence, FailureClass
+from resilience.attempts.ledger import LedgerRow
+from resilience.attempts.witness import evidence_of
+from resilience.nodes.evidence import Source
+from resilience.runs.attempts import AttemptEnd
+from resilience.settings.sections import ActSettings
+from tests.attempts.test_breaker import row
+
+C = FailureClass
+Fact = tuple[str, str, float]
+
+
+def facts(*rows: LedgerRow, **policy: Any) -> list[Fact]:
+    found = evidence_of(rows, ActSettings(**policy), "gpt", "/runs/gpt", "ada")
+    return sorted((one.node, one.source.value, one.share) for one in found)
+
+
+def on(nodes: str, failure: FailureClass, number: int = 1, **more: Any) -> LedgerRow:
+    return replace(row(number, failure, **more), nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "expected"),
+    [
+        (on("n[1-4]", C.GPU_FAULT, host="n3"), [("n3", "named", 1.0)]),
+        (on("n[1-4]", C.GPU_FAULT, host="n3.cluster.example"), [("n3", "named", 1.0)]),
+        (on("n7", C.IO_ERROR), [("n7", "named", 1.0)]),
+        (on("n[1-2]", C.NODE_FAILURE, host="n2"), [("n2", "named", 1.0)]),
+        (on("n[1-4]", C.GPU_FAULT), []),
+        (on("n[1-4]", C.GPU_FAULT, host="login1"), []),
+        (on("n7", C.GPU_FAULT, confidence=Confidence.GUESS), []),
+        (on("n7", C.EXCEPTION, host="n7"), []),
+        (on("n7", C.NETWORK, host="n7"), []),
+        (on("n7", C.PREEMPTED, host="n7"), []),
+        (on("", C.GPU_FAULT, host="n3"), []),
+    ],
+    ids=lambda value: "" if isinstance(value, list) else f"{value.failure.failure} {value.failure.host}",
+)
+def test_a_node_that_a_failure_names(attempt: LedgerRow, expected: Sequence[Fact]) -> None:
+    assert facts(attempt) == expected
+
+
+def xid(*numbers: int) -> LedgerRow:
+    log = "".join(f"NVRM: Xid (PCI:0000:3b:00): {number}, pid=4711, name=python3, said so\n" for number in numbers)
+    failure = classify(Seen(end=AttemptEnd.EXITED, exit_code=1, log=log))
+    return replace(on("n7", C.UNKNOWN), failure=failure)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sources"),
+    [([79], {"xid"}), ([64], {"xid"}), ([74], {"xid"}), ([94], {"soft_xid"}), ([13], set()), ([31], set()),
+     ([43], set()), ([45], set()), ([63], set()), ([94, 94], {"soft_xid"})],
+)  # fmt: skip
+def test_which_xids_count(numbers: Sequence[int], sources: set[str]) -> None:
+    found = [source for _, source, _ in facts(xid(*numbers)) if "xid" in source]
+    assert set(found) == sources and len(found) == len(sources)
+
+
+def fine(nodes: str, number: int) -> LedgerRow:
+    return on(nodes, C.WALLTIME, number, durable=10 * number)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([fine("n[3-4]", 1), on("n[1-2]", C.UNKNOWN, 2), on("n[1,3]", C.UNKNOWN, 3)], [("n1", "common", 1.0)]),
+        ([fine("n8", 1), on("n7", C.UNKNOWN, 2), on("n7", C.NETWORK, 3)], [("n7", "common", 1.0)]),
+        ([fine("n[3-4]", 1), on("n[1-2]", C.UNKNOWN, 2), on("n[1-2]", C.UNKNOWN, 3)],
+         [("n1", "common", 0.5), ("n2", "common", 0.5)]),
+        ([fine("n8", 1), on("n7", C.UNKNOWN, 2)], []),
+        ([fine("n7", 1), on("n7", C.UNKNOWN, 2), on("n7", C.UNKNOWN, 3)], []),
+        ([on("n7", C.UNKNOWN, 2), on("n7", C.UNKNOWN, 3)], []),
+        ([fine("n8", 1), on("n7", C.EXCEPTION, 2), on("n7", C.DISK_FULL, 3)], []),
+        ([fine("n8", 1), on("n7", C.UNKNOWN, 2), on("n7", C.UNKNOWN, 90)], []),
+        ([on("n7", C.UNKNOWN, 1), on("n7", C.UNKNOWN, 2), fine("n8", 3)], [("n7", "common", 1.0)]),
+    ],
+    ids=["of two", "alone", "which of two", "once", "also a good one", "no good one", "the program", "a day between",
+         "the good one later"],
+)  # fmt: skip
+def test_a_node_that_is_common_to_failures_and_absent_from_progress(
+    rows: Sequence[LedgerRow], expected: Sequence[Fact]
+) -> None:
+    assert facts(*rows) == expected
+
+
+def test_the_same_attempt_is_the_same_fact_whoever_looks_and_whenever() -> None:
+    attempt = on("n7", C.GPU_FAULT)
+    (one,) = evidence_of([attempt], ActSettings(), "gpt", "/runs/gpt", "ada")
+    (other,) = evidence_of([replace(attempt, end_time=None)], ActSettings(), "gpt", "/runs/gpt", "bob")
+    assert one.key == other.key and one.source is Source.NAMED
+    (elsewhere,) = evidence_of([attempt], ActSettings(), "gpt", "/home/bob/gpt", "bob")
+    assert elsewhere.key != one.key

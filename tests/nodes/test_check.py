@@ -1,0 +1,181 @@
+"""The checks find what is wrong with this node, and with one of several."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.errors import ProbeError
+from resilience.nodes import check as module
+from resilience.nodes.check import ask_here, ask_nodes, load_checks
+from resilience.nodes.checks import Check, Expected, Outcome, gpu, infiniband
+from resilience.nodes.fleet import NodeReport, judge_nodes, with_faults
+from resilience.nodes.pairs import judge_pairs
+
+HOSTS = ("n1", "n2", "n3", "n4")
+SRUN = [sys.executable, str(Path(__file__).with_name("fake_srun.py")), f"--nodelist={','.join(HOSTS)}"]
+
+
+def check_here(expected: Expected, *names: str) -> NodeReport:
+    checks = load_checks(names)
+    return judge_nodes([ask_here(checks, expected, dict(os.environ))], checks, expected, {})[0]
+
+
+def test_every_check_reads_this_node_in_time(tmp_path: Path) -> None:
+    began = time.monotonic()
+    report = check_here(Expected(directory=str(tmp_path)), "clock", "compute", "memory", "mounts", "versions")
+    assert time.monotonic() - began < 15
+    assert {"clock", "compute", "memory", "mounts", "versions"} == set(report.faults)
+    assert report.readings["versions"]["python"]  # type: ignore[index]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
+    report = check_here(Expected(directory=str(tmp_path), mounts=(str(tmp_path / "scratch"),)), "mounts")
+    assert report.outcome is Outcome.FAIL
+    assert report.why == f"mounts: {tmp_path}/scratch: No such file or directory"
+
+
+def test_a_hung_check_does_not_delay_the_others(tmp_path: Path) -> None:
+    def sleep(expected: Expected, environ: Mapping[str, str]) -> None:
+        time.sleep(60)
+
+    checks = {"hung": Check(probe=sleep, deadline_s=0.2), **load_checks(["clock"])}
+    expected = Expected(directory=str(tmp_path))
+    (report,) = judge_nodes([ask_here(checks, expected, {})], checks, expected, {})
+    assert report.why == "hung: no answer within 0.2 s" and report.outcome is Outcome.FAIL
+    assert report.faults["clock"] == ()
+
+
+def test_four_nodes_are_asked_and_the_planted_faults_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(module.__file__).parents[2]))
+    planted = {
+        "n2": "export NCCL_DEBUG=INFO",
+        "n3": "silent",
+        "n4": "mkdir -p bin; ln -sf /bin/false bin/python; PATH=$PWD/bin:$PATH",
+    }
+    for host, shell in planted.items():
+        monkeypatch.setenv(f"PLANT_{host}", shell)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NCCL_DEBUG", raising=False)
+    checks, expected = load_checks(["clock", "versions"]), Expected(directory=str(tmp_path))
+    # Those of the command, which waits for n3; the tasks have their own deadlines.
+    checks = {name: replace(check, deadline_s=2.0) for name, check in checks.items()}
+    asked = ask_nodes(SRUN, HOSTS, checks, expected)
+    reports = with_faults(judge_nodes(asked.nodes, checks, expected, {}), "pairs", judge_pairs(asked.rounds))
+    found = {one.host: one for one in reports}
+    assert found["n1"].outcome is Outcome.PASS, found["n1"].why
+    assert "$NCCL_DEBUG is set here only" in found["n2"].why
+    assert found["n3"].why.startswith("answer: no answer")
+    assert "python is not there" in found["n4"].why
+    assert len(asked.rounds) == 2 and all(t is not None for times in asked.rounds for t in times.values())
+    assert all(abs(node.readings["clock"]["ahead_s"]) < 5 for node in asked.nodes if node.host != "n3")  # type: ignore[index]
+
+
+def test_without_any_answer_there_is_an_error_with_what_srun_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    srun = ["/bin/sh", "-c", "echo 'srun: error: Invalid job id specified' >&2; exit 1"]
+    with pytest.raises(ProbeError, match="Invalid job id"):
+        ask_nodes(srun, HOSTS, load_checks(["clock"]), Expected(directory=str(tmp_path)))
+
+
+# ---- GPUs and InfiniBand --------------------------------------------------------------------------------------------
+
+GOOD = {"name": "NVIDIA H100", "ecc_uncorrected": 0, "remap_pending": False, "remap_failed": False, "slowed": 0x4,
+        "pcie_width": 16, "pcie_width_max": 16, "temperature_c": 31, "nvlinks": 18}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome", "why"),
+    [
+        ({}, None, ""),
+        ({"remap_failed": True}, Outcome.FAIL, "GPU 1 could not remap a row of its memory"),
+        ({"remap_pending": True}, Outcome.WARN, "GPU 1 waits for a reset to remap a row of its memory"),
+        ({"ecc_uncorrected": 2}, Outcome.FAIL, "GPU 1 had 2 uncorrected memory errors since its driver was loaded"),
+        (
+            {"slowed": 0x48},
+            Outcome.FAIL,
+            "GPU 1 is slowed down by its hardware (HW slowdown, HW thermal slowdown) at 31 °C",
+        ),
+        ({"pcie_width": 8}, Outcome.FAIL, "the PCIe link of GPU 1 has 8 of 16 lanes"),
+    ],
+)
+def test_a_gpu_is_judged(change: dict[str, Any], outcome: Outcome | None, why: str) -> None:
+    faults = list(gpu.judge({"given": 2, "gpus": [GOOD, GOOD | change]}, Expected(directory="/")))
+    assert [(fault.outcome, fault.why) for fault in faults] == ([(outcome, why)] if outcome else [])
+
+
+def test_a_gpu_that_is_missing_or_a_driver_that_is_silent_fails() -> None:
+    (fault,) = gpu.judge({"given": 2, "gpus": [GOOD]}, Expected(directory="/"))
+    assert fault.why == "the scheduler gives 2 GPUs, NVML knows 1"
+    (fault,) = gpu.judge({"given": 2, "gpus": [], "error": "Driver Not Loaded"}, Expected(directory="/"))
+    assert fault.why == "the driver of the GPUs does not answer: Driver Not Loaded"
+
+
+class OldNvml:
+    """The pynvml of a GPU that has 2 NVLinks and no row remapper, with a driver from before some functions."""
+
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = NVML_TEMPERATURE_GPU = 1
+    NVML_NVLINK_MAX_LINKS = 18
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return "Tesla V100"
+
+    def nvmlDeviceGetRemappedRows(self, handle: int) -> tuple[int, ...]:
+        raise self.NVMLError("Not Supported")
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:
+        if link > 2:
+            raise self.NVMLError("Invalid Argument")
+        return int(link != 2)
+
+
+def test_what_a_gpu_does_not_support_is_left_out() -> None:
+    assert gpu.read_gpu(OldNvml(), 0) == {"name": "Tesla V100", "nvlinks": 2}
+
+
+def test_without_a_gpu_there_is_no_reading_and_with_one_promised_its_driver_is_missed() -> None:
+    if gpu.probe(Expected(directory="/"), {}) is not None:
+        pytest.skip("there is a GPU here")
+    reading = gpu.probe(Expected(directory="/"), {"SLURM_GPUS_ON_NODE": "2"})
+    assert reading is not None and "does not answer" in next(iter(gpu.judge(reading, Expected(directory="/")))).why
+
+
+def test_only_recent_hard_xids_count() -> None:
+    log = """\
+[  100.000001] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+[99000.000001] NVRM: Xid (PCI:0000:5e:00): 31, pid=4711, name=python3, MMU Fault
+[99001.000001] NVRM: Xid (PCI:0000:5e:00): 64, pid=4711, name=python3, row remapping failed
+[99002.000001] NVRM: Xid (PCI:0000:5e:00): 64, pid=4711, name=python3, row remapping failed
+"""
+    assert gpu.parse_xids(log, 100_000.0) == [("0000:5e:00", 64)]
+
+
+def test_ports_are_read_and_one_that_is_down_is_told(tmp_path: Path) -> None:
+    for number, state in ((0, "4: ACTIVE"), (1, "1: DOWN")):
+        port = tmp_path / f"mlx5_{number}" / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(f"{state}\n")
+        (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    reading = infiniband.probe(Expected(directory="/"), {}, tmp_path)
+    assert reading == {
+        "mlx5_0 port 1": "4: ACTIVE, 400 Gb/sec (4X NDR)",
+        "mlx5_1 port 1": "1: DOWN, 400 Gb/sec (4X NDR)",
+    }
+    assert not list(infiniband.judge(reading, Expected(directory="/")))
+    (fault,) = infiniband.judge({"mlx5_0 port 1": "1: DOWN, 10 Gb/sec"}, Expected(directory="/"))
+    assert fault.why == "no InfiniBand port is active: mlx5_0 port 1 is 1: DOWN, 10 Gb/sec"
+    assert infiniband.probe(Expected(directory="/"), {}, tmp_path / "none") is None
+    assert json.dumps(reading)
