@@ -106,9 +106,10 @@ def test_the_work_of_a_process_is_that_of_its_threads_and_children_without_the_g
 import sys, threading, time, subprocess
 from resilience.base.processes import name_thread
 def work():
-    until = time.process_time() + 0.3
-    while time.process_time() < until:
+    until = time.thread_time() + 0.3
+    while time.thread_time() < until:
         open("/proc/self/maps").read()
+    worked.set()
 def guard():
     name_thread()
     work()
@@ -117,7 +118,7 @@ def run(target):
     thread.start()
     return thread
 for line in sys.stdin:
-    hold = threading.Event()
+    hold, worked = threading.Event(), threading.Event()
     if line == "child\\n":
         kept = subprocess.Popen([sys.executable, "-c", "open('/dev/zero').read(2**22); print(flush=True); input()"],
                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -125,7 +126,7 @@ for line in sys.stdin:
     else:
         target = globals()[line.strip()]
         thread = run(lambda: (target(), hold.wait()))  # the counts of a thread that has ended are lost
-        time.sleep(0.6)
+        worked.wait()
     print("done", flush=True)
 """
     with subprocess.Popen(

@@ -155,7 +155,7 @@ def test_every_command_ends_in_time_when_the_state_directory_hangs_and_names_it(
         assert said.returncode == (3 if words[0] == "watch" else 75), words
         assert f"{hung}/state" in said.stdout + said.stderr, words
     assert time.monotonic() - started < 60
-    assert waiting_at(tmp_path) <= 6  # one for each target, and one for the state directory
+    assert waiting_at(tmp_path) <= 7  # one for each target, and one for the state directory
 
 
 def test_a_fallback_directory_that_hangs_too_is_replaced_by_one_in_tmp(watching: Shell, hung: Path) -> None:
@@ -287,8 +287,8 @@ def test_everything_on_a_fresh_machine_without_configuration_is_a_useful_table(s
     said = shell.resil("watch", "--all")
     assert said.returncode in (0, 1, 2) and said.stderr == ""
     first, *rest = said.stdout.splitlines()
-    assert first.startswith("RESIL ") and " in 7 watchdogs" in first and "used'=" in first
-    names = {"ckpt", "cron", "fs", "inodes", "job", "log", "nodes"}
+    assert first.startswith("RESIL ") and " in 8 watchdogs" in first and "used'=" in first
+    names = {"ckpt", "cron", "fs", "inodes", "job", "log", "nodes", "ranks"}
     assert {line.partition(" ")[0].lower() for line in rest if not line.startswith(" ")} == names
     document = json.loads(shell.resil("watch", "--all", "--json").stdout)
     assert {report["check"] for report in document["reports"]} == names

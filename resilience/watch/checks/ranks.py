@@ -37,7 +37,7 @@ class RanksSettings:
         runs: the runs to watch. Default: all of the state directory.
         degraded: a rank that computes so many times as long as the median rank, or a run whose steps take so many times
             as long as before, is a WARNING.
-        failed: the same, CRITICAL.
+        failed: from this factor on it is CRITICAL: a rank or a run that takes so many times as long.
     """
 
     runs: tuple[str, ...] = ()
