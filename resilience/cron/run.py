@@ -54,7 +54,7 @@ def tick(
 
     def again() -> TickResult:
         try:
-            return replace(ticker.tick(), stopped="").plus(ticker.poll())  # if stopped meanwhile, nothing more starts
+            return replace(ticker.tick(), stopped="")  # if stopped meanwhile, nothing more starts
         except ResilError as error:  # what runs is awaited nevertheless
             return TickResult(lines=(error.message,))
 

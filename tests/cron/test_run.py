@@ -18,7 +18,7 @@ from resilience.cron.project import CronProject
 from resilience.cron.records import Outcome, Table
 from resilience.cron.report import TickReporter
 from resilience.cron.run import REPEATED_EVERY, Ran, run, run_entry, tick
-from resilience.cron.ticker import Ticker
+from resilience.cron.ticker import Ticker, TickResult
 from resilience.errors import StateDirectoryError
 from tests.cron.context import TOP, CronContext, wait_until
 from tests.lab.disks import fill, make_read_only, small_disk
@@ -215,6 +215,25 @@ def test_a_run_that_ends_asks_for_the_slot_that_waits(tmp_path: Path) -> None:
     for minute in range(3):
         context.tick(TOP + 60 * minute)
     assert context.ran() == [TOP + 10 * number for number in range(-2, 13)]
+
+
+def test_a_run_that_ends_while_the_scheduler_is_slow_asks_for_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine: each run has ended before anybody looks after it."""
+    once = Ticker.tick
+
+    def slow(ticker: Ticker) -> TickResult:
+        done = once(ticker)
+        time.sleep(0.3)
+        return done
+
+    monkeypatch.setattr(Ticker, "tick", slow)
+    context = CronContext(tmp_path)
+    context.crontab('SHELL=/bin/sh\n@every 10s echo "$RESIL_CRON_SLOT" >> ran # resil: name=x catch_up=all<=60\n')
+    context.tick(TOP - 30)
+    context.tick(TOP)
+    assert context.ran() == [TOP + 10 * number for number in range(-2, 1)]
 
 
 def test_the_loop_starts_what_waits_at_once_as_well(tmp_path: Path) -> None:
