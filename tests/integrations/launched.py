@@ -65,7 +65,7 @@ class Launched:
                 command, env=self.environment(**variables), stdout=output, stderr=output, cwd=self.directory, text=True
             )
 
-    def wait(self, within_s: float = 120) -> int:
+    def wait(self, within_s: float = 240) -> int:
         """Wait for the launcher's end and return its exit code."""
         assert self.process is not None
         return self.process.wait(within_s)
@@ -119,7 +119,7 @@ class Launched:
         assert ends
         return ends[-1]
 
-    def until(self, what: Callable[[], Any], within_s: float = 120) -> None:
+    def until(self, what: Callable[[], Any], within_s: float = 240) -> None:
         """Wait for a condition; fail, with the output, after the deadline or if the launcher ends first."""
         deadline = time.monotonic() + within_s
         while not what():

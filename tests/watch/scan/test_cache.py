@@ -36,10 +36,10 @@ def test_the_cache_is_on_this_node_while_the_home_directory_is_full(tmp_path: Pa
 def test_a_hung_home_directory_does_not_block_the_scan(tmp_path: Path) -> None:
     root, fallback, began = a_tree(tmp_path / "tree"), tmp_path / "node" / "scan", time.monotonic()
     with hung_directory(tmp_path / "home") as home:
-        found = run_scan(root, home / "cache", fallback=fallback, deadline_s=2.0)
+        found = run_scan(root, home / "cache", fallback=fallback, deadline_s=5.0)
         assert found.is_complete and "no answer within 1 s" in found.notes[0]
-        assert run_scan(root, home / "cache", fallback=fallback, deadline_s=2.0).verified == 25
-    assert time.monotonic() - began < 20
+        assert run_scan(root, home / "cache", fallback=fallback, deadline_s=5.0).verified == 25
+    assert time.monotonic() - began < 30
 
 
 @needs_root
