@@ -107,12 +107,7 @@ def latest(
     Exit codes: 1: there is none yet. 4: there were some, and none is good. 75: it could not be looked at.
     """
     with opened(store, config, must_exist=False, reads=verified) as found:
-        try:
-            checkpoint = _newest_good(found, deep=verified)
-        except CheckpointError as error:
-            if error.exit_code != 1:
-                raise
-            raise CheckpointError(error.message, hint=error.hint, transient=True) from error  # 1 is: none yet
+        checkpoint = _newest_good(found, deep=verified)
         if checkpoint is None:
             is_there = found.store.path.is_dir()
             say(f"no checkpoint yet in {found.store.path}{'' if is_there else ', which does not exist'}")

@@ -19,7 +19,7 @@ from functools import partial
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from resilience.errors import ResilError, UsageError
+from resilience.errors import EX_TEMPFAIL, ResilError, UsageError
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
@@ -109,8 +109,12 @@ def _print_error(error: ResilError) -> None:
 
 
 def _failed(arguments: Sequence[str], code: int) -> int:
-    """Return the exit code of a failed command. For `resil watch`, 1 and 2 are verdicts."""
-    return EXIT_UNKNOWN if next((word for word in arguments if not word.startswith("-")), "") == "watch" else code
+    """Return the exit code of a failed command. For `resil watch`, 1 and 2 are verdicts; of `resil ckpt latest`, 1 says
+    that there is no checkpoint yet, upon which a script begins a training anew."""
+    words = [word for word in arguments if not word.startswith("-")]
+    if words[:1] == ["watch"]:
+        return EXIT_UNKNOWN
+    return EX_TEMPFAIL if words[:2] == ["ckpt", "latest"] and code == 1 else code
 
 
 def _check_packages() -> None:

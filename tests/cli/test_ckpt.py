@@ -13,7 +13,7 @@ import typer
 
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.manifest import FORMAT, to_text
-from resilience.checkpoints.names import OWN, SEALS, committed_name, part_name
+from resilience.checkpoints.names import OWN, SEALS, STORE, committed_name, part_name
 from resilience.checkpoints.store import RECORD, Store
 from resilience.checkpoints.verified import write_verified
 from resilience.checkpoints.verify import verify
@@ -192,6 +192,27 @@ def test_a_path_that_cannot_be_looked_at_is_no_first_start(shell: Shell) -> None
     with pytest.raises(CheckpointError, match="symbolic links") as refused:
         Store(shell.directory / "loop" / "checkpoints").latest()
     assert refused.value.transient
+
+
+@pytest.mark.parametrize("damage", ['{"format": 99, "run": "gpt"}', "{", ""])
+def test_a_directory_that_cannot_be_understood_is_no_first_start(
+    shell: Shell, store: StoreDirectory, damage: str
+) -> None:
+    """1 is: none yet, upon which a script begins anew."""
+    saved(store, 100)
+    (store.own / STORE).write_text(damage)
+    said = shell.resil("ckpt", "latest")
+    assert (said.code, said.out) == (75, "") and ("damaged" in said.err or "newer version" in said.err), said
+
+
+def test_a_bug_is_no_first_start(shell: Shell, store: StoreDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: StoreDirectory) -> list[Checkpoint]:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(StoreDirectory, "checkpoints", fail)
+    for words in ((), ("--verified",), ("--store", str(store.path))):
+        said = shell.resil("ckpt", "latest", *words)
+        assert (said.code, said.out) == (75, "") and "internal error" in said.err
 
 
 def test_a_directory_that_is_gone_after_a_save_is_no_first_start(shell: Shell, store: StoreDirectory) -> None:
