@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resilience.base.files import NOT_REGULAR, create_file, read_regular, replace_file, sync_directory
+from resilience.base.files import NOT_REGULAR, create_file, exists, read_regular, replace_file, sync_directory
 from resilience.checkpoints.manifest import DamagedManifest, Manifest, from_text, new_token
 from resilience.checkpoints.names import (
     ATTEMPTS,
@@ -121,6 +121,18 @@ class StoreDirectory:
             )
         return store
 
+    def is_there(self) -> bool:
+        """Return whether the path holds checkpoints of a store, or will: `cp store/*` leaves our own directory behind,
+        and what was committed is committed nevertheless. Raise OSError."""
+        return exists(self.own / STORE) or self._has_committed()
+
+    def _has_committed(self) -> bool:
+        try:
+            names = os.listdir(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return any(parse_committed(name) is not None and exists(self.path / name / OWN / MANIFEST) for name in names)
+
     def run(self) -> str:
         """Return the name of the run whose checkpoints it holds; empty: of none. Raise CheckpointError; OSError."""
         return self._record()[0]
@@ -134,6 +146,8 @@ class StoreDirectory:
         if found is None:
             if not os.path.isdir(self.path):
                 raise CheckpointError(f"{self.path} does not exist", hint="check the path, and that it is mounted")
+            if self._has_committed():
+                return "", ""
             raise CheckpointError(
                 f"{self.path} is not a directory of checkpoints: it has no {OWN}/{STORE}",
                 hint="a Store creates one when its guard starts; to seal what a framework saved: resil ckpt adopt",

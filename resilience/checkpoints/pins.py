@@ -28,7 +28,7 @@ class Pin:
 
 def pin(store: StoreDirectory, name: str, entry: Pin) -> None:
     """Keep a checkpoint whatever the retention settings say. Pinning it again replaces the reason. Raise OSError."""
-    (store.own / PINS).mkdir(exist_ok=True)
+    (store.own / PINS).mkdir(parents=True, exist_ok=True)
     write_record(_path(store, name), asdict(entry), durable=True)
 
 

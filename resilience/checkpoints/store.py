@@ -142,7 +142,7 @@ class Store:
             )
         try:
             record = _read_record(self._run_dir)
-            if not exists(self._directory.own):
+            if not exists(self._directory.own) and not self._directory.is_there():
                 self._refuse_vanished(record)
                 return None
             earlier = self._missing(record, self._directory.ident())

@@ -8,9 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from resilience.base.files import exists
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory, list_names, read_record
-from resilience.checkpoints.names import PRUNE, STORE, VERIFIED
+from resilience.checkpoints.names import PRUNE, VERIFIED
 from resilience.checkpoints.quarantine import reason
 from resilience.checkpoints.verified import read_verified
 from resilience.errors import CheckpointError
@@ -92,7 +91,7 @@ def read_summary(path: str) -> StoreSummary | None:
     """Return what is in a directory of checkpoints, or why it could not be read; None if it has none yet."""
     store = StoreDirectory(path)
     try:
-        if not exists(store.own / STORE):
+        if not store.is_there():
             return None
         return summarize(store)
     except CheckpointError as error:

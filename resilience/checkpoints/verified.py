@@ -52,7 +52,7 @@ def write_verified(checkpoint: Checkpoint, verification: Verification, now: floa
         return
     record = Verified(verification.token, verification.level, now, verification.fault)
     path = checkpoint.store / OWN / VERIFIED
-    path.mkdir(exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
     write_record(path / f"{checkpoint.name}.json", asdict(record))
 
 

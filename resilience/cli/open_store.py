@@ -10,9 +10,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from resilience.base.files import exists
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
-from resilience.checkpoints.names import BAD, STORE
+from resilience.checkpoints.names import BAD
 from resilience.checkpoints.settings import CheckpointSettings, read_store_settings
 from resilience.cli.output import patience
 from resilience.errors import CheckpointError, ResilError, UsageError
@@ -77,13 +76,13 @@ def opened(
     check_path(system, path)
     store = StoreDirectory(path)
     try:
-        if is_guess and not exists(store.own / STORE):
+        if is_guess and not store.is_there():
             raise UsageError(
                 "no directory of checkpoints is known here",
                 hint='name it: --store PATH, or set path = "checkpoints" under [checkpoints] in resil.toml',
             )
         with nullcontext() if reads else patience(f"{store.path} has not answered for 5 s; still waiting for it"):
-            if must_exist or exists(store.own / STORE):
+            if must_exist or store.is_there():
                 store.run()
             yield Opened(store, settings, run if settings is not None else "", system.clock.now())
     except OSError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from resilience.base.files import exists
 from resilience.base.mounts import MEMORY_TYPES, current_mounts, mount_of
 from resilience.checkpoints.directory import StoreDirectory
-from resilience.checkpoints.names import BAD, OWN, STORE, TRASH
+from resilience.checkpoints.names import BAD, OWN, TRASH
 from resilience.doctor.diagnosis import WRITE_S, Diagnosis, try_to_write
 from resilience.errors import CheckpointError
 from resilience.finding import Verdict
@@ -70,7 +70,7 @@ def _look(path: Path, run: str, slots: int) -> Iterator[Diagnosis]:
         yield Diagnosis(TOPIC, Verdict.CRITICAL, f"cannot write in {place}: {error.strerror or error}", SET_IT)
         return
     wrote = f"wrote a file in {place} and removed it"
-    if not exists(path / OWN / STORE):
+    if not StoreDirectory(path).is_there():
         later = f"{path} is made at the first save" if place != path else "it holds no checkpoints yet"
         yield Diagnosis(TOPIC, Verdict.OK, f"{wrote}; {later}")
         return

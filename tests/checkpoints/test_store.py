@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from resilience.checkpoints import Store
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
-from resilience.checkpoints.names import BAD
+from resilience.checkpoints.names import BAD, OWN
 from resilience.checkpoints.quarantine import reason, restore
 from resilience.checkpoints.resume import NoGoodCheckpoint
 from resilience.checkpoints.starts import read_start
@@ -513,6 +514,18 @@ def test_a_directory_that_is_no_store_has_no_checkpoint_and_is_not_changed(tmp_p
     assert Store(tmp_path / "ckpt").latest() is None
     assert Store(tmp_path / "none").latest() is None
     assert list((tmp_path / "ckpt").iterdir()) == []
+
+
+def test_checkpoints_that_were_copied_without_our_own_directory_are_no_fresh_start(tmp_path: Path) -> None:
+    """`cp -r ckpt/* elsewhere` leaves `.resil` behind."""
+    launch = Launch(tmp_path / "ckpt")
+    launch.save(100)
+    launch.save(200)
+    for name in names(tmp_path / "ckpt"):
+        shutil.copytree(tmp_path / "ckpt" / name, tmp_path / "new" / name)
+    assert Store(tmp_path / "new").latest_path() == str(tmp_path / "new" / "step-00000200")
+    assert not (tmp_path / "new" / OWN).exists()
+    assert latest_step(Launch(tmp_path / "new")) == 200
 
 
 def test_ranks_do_not_choose_each_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

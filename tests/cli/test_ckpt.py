@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,21 @@ def test_a_path_that_is_no_directory_of_checkpoints_is_refused_and_left_alone(sh
         assert said.code == 1 and "is not a directory of checkpoints" in said.err and "resil ckpt adopt" in said.err
     assert shell.resil("ckpt", "list", "--store", "nowhere").err.count("does not exist") == 1
     assert [path.name for path in (shell.directory / "data").iterdir()] == ["x"]
+
+
+def test_checkpoints_that_were_copied_without_our_own_directory_are_looked_after(
+    shell: Shell, store: StoreDirectory
+) -> None:
+    saved(store, 100, 200, 300)
+    shutil.rmtree(store.own)
+    assert shell.resil("ckpt", "list").out.count("step-") == 3
+    assert shell.resil("ckpt", "verify", "--all", "--deep").out.count("good (digest)") == 3
+    assert shell.resil("ckpt", "pin", "100").code == 0
+    shutil.rmtree(store.own)
+    assert shell.resil("ckpt", "quarantine", "300").code == 0
+    assert shell.resil("ckpt", "latest").out == f"{store.path}/{committed_name(200)}\n"
+    assert shell.resil("ckpt", "pin", "100").code == 0
+    assert shell.resil("ckpt", "restore", "300").code == 0
 
 
 @pytest.mark.soak

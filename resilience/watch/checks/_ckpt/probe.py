@@ -1,7 +1,7 @@
 """Reads a directory of checkpoints, verifies the newest, and looks up whether its run trains: the I/O of the check."""
 
 # pathlib takes longer, and there may be thousands of files in a save.
-# ruff: noqa: PTH112, PTH116, PTH118
+# ruff: noqa: PTH112, PTH116
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from resilience.base.files import exists
 from resilience.cadence import parse_every
 from resilience.checkpoints import digest
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
-from resilience.checkpoints.names import OWN, STORE, parse_part
+from resilience.checkpoints.names import parse_part
 from resilience.checkpoints.summary import VERIFIES, Saved, summarize
 from resilience.checkpoints.verified import Verified, read_verified, write_verified
 from resilience.checkpoints.verify import verify
@@ -64,8 +63,8 @@ class StoreProbe:
         known = self.before.get(path)
         known = known if known is not None and not known.nothing else None
         try:
-            if exists(os.path.join(path, OWN, STORE)):
-                return self._read(StoreDirectory.open(path), known)
+            if (store := StoreDirectory(path)).is_there():
+                return self._read(store, known)
             is_missing = bool(self.settings.paths) and not os.path.isdir(path)
             if not is_missing and (known is None or known.over):  # or removed after the run
                 nothing = CkptReading(path=path, nothing=f"no checkpoints in {path}")
