@@ -39,6 +39,7 @@ SLOWEST_BYTES_PER_S = 20e6
 REMIND_S, MOST_S = 30.0, 1800.0
 """When a rank that waits for the others says so, and when it gives up, beyond the budget of the verification."""
 EXIT_NONE_GOOD = 4
+WITHOUT = "to resume from the one before a checkpoint that stays unreadable: resil ckpt quarantine NAME"
 
 
 class NoGoodCheckpoint(CheckpointError):
@@ -176,7 +177,7 @@ class Look:
         if "unknown" in proposal:
             raise CheckpointError(
                 f"the checkpoints in {self._store.path} cannot be read: {proposal['unknown']}",
-                hint="nothing is known about them; try again once the file system answers",
+                hint=f"try again once the file system answers; {WITHOUT}",
                 transient=True,
             )
         if "none_good" in proposal:
@@ -315,7 +316,7 @@ def _damage(checkpoint: Checkpoint, faults: tuple[str, ...]) -> Fault:
             continue
     raise CheckpointError(
         f"{checkpoint.path} cannot be verified: {'; '.join(faults)}",
-        hint="nothing is known about it; try again once all nodes can read it",
+        hint=f"try again once all nodes can read it; {WITHOUT}",
         transient=True,
     )
 

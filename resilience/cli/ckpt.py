@@ -351,7 +351,7 @@ def quarantine(name: NameArgument, why: WhyOption = "", store: StoreOption = Non
                 hint="set manage = true under [checkpoints] in resil.toml, or move it by hand",
             )
         user, fault = System().host.user, None
-        with suppress(CheckpointError):
+        with suppress(CheckpointError, OSError):  # one that cannot be read is set aside as well
             known = read_verified(checkpoint)
             fault = known.fault if known is not None else None
         path = set_aside(found.store, checkpoint, fault=fault, why=why or ("" if fault else "by hand"), who=user)

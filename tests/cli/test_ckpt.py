@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
-from resilience.checkpoints.manifest import FORMAT, to_text
+from resilience.checkpoints.manifest import FORMAT, Manifest, to_text
 from resilience.checkpoints.names import OWN, SEALS, STORE, committed_name, part_name
 from resilience.checkpoints.store import RECORD, Store
 from resilience.checkpoints.verified import write_verified
@@ -308,6 +308,24 @@ def test_what_cannot_be_read_is_unknown(shell: Shell, store: StoreDirectory, mon
     for words in (("latest",), ("list",), ("verify",), ("prune",)):
         said = shell.resil("ckpt", *words)
         assert (said.code, said.out) == (75, "") and "Input/output error" in said.err, said
+
+
+def test_one_that_stays_unreadable_can_be_set_aside(
+    shell: Shell, store: StoreDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = saved(store, 100, 200)
+    read = Checkpoint.manifest
+
+    def manifest(self: Checkpoint) -> Manifest:
+        if self.step == 200:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.manifest_path))
+        return read(self)
+
+    monkeypatch.setattr(Checkpoint, "manifest", manifest)
+    said = shell.resil("ckpt", "latest")
+    assert (said.code, said.out) == (75, "") and "resil ckpt quarantine" in said.err
+    assert shell.resil("ckpt", "quarantine", second.name, "--why", "a lost disk").code == 0
+    assert shell.resil("ckpt", "latest").out == f"{first.path}\n"
 
 
 def test_one_of_a_newer_version_is_neither_good_nor_bad(shell: Shell, store: StoreDirectory) -> None:
