@@ -314,6 +314,7 @@ def test_one_that_stays_unreadable_can_be_set_aside(
     shell: Shell, store: StoreDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = saved(store, 100, 200)
+    assert shell.resil("ckpt", "verify", "--deep").code == 0
     read = Checkpoint.manifest
 
     def manifest(self: Checkpoint) -> Manifest:
