@@ -90,6 +90,7 @@ class Part:
         sealed: str = "",
         reuse: bool = False,
         on_commit: Callable[[dict[str, Any]], None] = lambda committed: None,
+        on_discard: Callable[[], None] = lambda: None,
     ) -> None:
         """No I/O.
 
@@ -101,13 +102,15 @@ class Part:
             sealed: the name that a framework gives it: then it is sealed instead of committed, and never discarded.
             reuse: whether files that have not changed since the previous checkpoint may be stored once.
             on_commit: called on rank 0 with what the child returned.
+            on_discard: called on rank 0 once the directory of a failed save is in the trash.
         """
         self.path = Path(store.path, sealed or name)
         self.step = int(manifest["step"])
         self.is_first = ranks.is_first
         self.stall_s: float | None = None
         self._store, self._ranks, self._name = store, ranks, name
-        self._manifest, self._reuse, self._on_commit = dict(manifest), reuse, on_commit
+        self._manifest, self._reuse = dict(manifest), reuse
+        self._on_commit, self._on_discard = on_commit, on_discard
         self._sealed = sealed
         self._phase = WRITING
         self._worker: Worker | None = None
@@ -194,6 +197,7 @@ class Part:
             with contextlib.suppress(OSError):
                 if not self._sealed:
                     discard(self._store, self._name)
+                    self._on_discard()
             self._is_settled = True
         return self._is_settled
 

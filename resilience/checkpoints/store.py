@@ -93,7 +93,7 @@ class Store:
         self._run_dir = run_dir
         self._looks = 0
         self._began = 0.0
-        self._is_loading = self._has_committed = False
+        self._is_loading = self._is_reading = self._has_committed = False
         self._earlier = self._loaded = ""
         self._parts: list[Part] = []
         self._is_over = threading.Event()
@@ -221,6 +221,7 @@ class Store:
             sealed=self._sealed_name(step),
             reuse=self.settings.reuse,
             on_commit=self._committed,
+            on_discard=lambda: self._prune(ranks),
         )
         try:
             self._check_still_there(session["id"])
@@ -251,21 +252,28 @@ class Store:
         return find_new(self._directory, settings.pattern, settings.tracker, now=time.time(), began=self._began)
 
     def loaded(self, step: int) -> None:
-        """Note that this rank got past loading its checkpoint: so did the training, once every rank has."""
+        """Note that this rank got past loading its checkpoint: so did the training, once every rank has.
+
+        Then what earlier attempts have left is deleted: one that saves only at its end has no time for that.
+        """
         ranks, key = self._ranks, f"loaded {self._looks}"
-        if not self._is_loading or ranks is None or key == self._loaded:
+        if ranks is None or key == self._loaded:
             return
-        self._loaded = key
-        ranks.report(key)
+        self._loaded, was_loading = key, self._is_loading
+        if was_loading:
+            ranks.report(key)
         if not ranks.is_first:
             return
 
         def wait() -> None:
-            while (answer := ranks.reported(key)) is None:
-                if self._is_over.wait(BACKGROUND_LOOK_S):
-                    return
-            if not answer.faults:
-                self._end_start(is_past_load=True)
+            if was_loading:
+                while (answer := ranks.reported(key)) is None:
+                    if self._is_over.wait(BACKGROUND_LOOK_S):
+                        return
+                if not answer.faults:
+                    self._end_start(is_past_load=True)
+            if not self._is_reading:
+                self._prune(ranks)
 
         if ranks.world == 1:
             wait()
@@ -395,22 +403,25 @@ class Store:
             if not self._has_committed:
                 self._has_committed = True
                 self._write_record(self._session["id"])
-            self._prune(ranks)
         except OSError as error:
             ranks.warn(f"{error.filename or self._run_dir} cannot be read or written: {error.strerror}")
-        except CheckpointError as error:
-            ranks.warn(f"no checkpoint was deleted: {error}")
+        self._prune(ranks)
 
     def _prune(self, ranks: Ranks) -> None:
-        """Delete in the background what the settings do not keep, unless that is going on."""
+        """Delete in the background what the settings do not keep and failed saves have left, unless that is going on."""
         from resilience.checkpoints.prune import start_prune
 
         directory = self._directory
         if self._pruning is not None and self._pruning.is_alive():
             return
-        if len(directory.checkpoints()) <= ALWAYS_KEPT and not directory.trash():
+        try:
+            if len(directory.checkpoints()) <= ALWAYS_KEPT and not directory.trash():
+                return
+            worker = start_prune(directory, self.settings.policy(), manage=self.settings.manage)
+        except (OSError, CheckpointError) as error:
+            words = f"{error.filename or self.path}: {error.strerror}" if isinstance(error, OSError) else error
+            ranks.warn(f"no checkpoint was deleted: {words}")
             return
-        worker = start_prune(directory, self.settings.policy(), manage=self.settings.manage)
 
         def say(done: dict[str, Any]) -> None:
             if done["deleted"]:
@@ -425,13 +436,16 @@ class Store:
         from resilience.checkpoints.child import Worker
 
         def say(answer: dict[str, Any]) -> None:
+            self._is_reading = False
             if fault := answer["fault"]:
                 ranks.event("checkpoint_bad", name=checkpoint.name, why=fault)
                 ranks.warn(
                     f"the checkpoint {checkpoint.name}, from which this training resumed, is damaged: {fault}. "
                     "Stop the training: the next start resumes from the one before"
                 )
+            self._prune(ranks)
 
+        self._is_reading = True
         job = {"do": "verify", "store": str(self.path), "name": checkpoint.name, "with_parent": True}
         fail = f"the rest of {checkpoint.name} was not verified"
         self._await(Worker.start(job), say, lambda error: ranks.warn(f"{fail}: {error}"))

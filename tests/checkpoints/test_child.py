@@ -210,5 +210,6 @@ def test_a_child_takes_little_memory_and_a_low_priority_and_imports_no_framework
         [sys.executable, "-c", script], input=json.dumps(job), capture_output=True, text=True, timeout=60, check=True
     )
     nice, most_kib = map(int, done.stderr.split())
-    assert (nice, json.loads(done.stdout)["answer"]["outcome"]) == (worker.NICENESS, "committed")
+    lowered = min(os.nice(0) + worker.NICENESS, 19)
+    assert (nice, json.loads(done.stdout)["answer"]["outcome"]) == (lowered, "committed")
     assert most_kib * 1024 <= MOST_BYTES, f"{most_kib} KiB"

@@ -20,6 +20,7 @@ from resilience.checkpoints.starts import read_start
 from resilience.checkpoints.store import RECORD
 from resilience.errors import CheckpointError, SettingsError
 from tests.checkpoints.ranks import Launch, commit, fails, workers_here
+from tests.checkpoints.saves import RUN, committed, new_store, write_part
 from tests.checkpoints.trees import rewrite
 from tests.lab.waiting import until
 
@@ -98,6 +99,38 @@ def test_the_part_of_a_failed_block_goes_at_the_next_save(tmp_path: Path) -> Non
     launch.parts(100)[0].written(ValueError("boom"))
     launch.save(200)
     assert launch.stores[0]._directory.parts() == []
+
+
+def test_a_failed_save_leaves_nothing_on_the_disk_though_none_is_committed_after_it(tmp_path: Path) -> None:
+    """Otherwise a save that fails for hours fills the disk."""
+    launch = Launch(tmp_path / "ckpt")
+    (part,) = launch.parts(100)
+    part.written(ValueError("boom"))
+    fails(part)
+    until(lambda: not launch.stores[0]._directory.trash(), "the trash is emptied")
+
+
+def test_what_earlier_attempts_have_left_goes_once_a_start_is_past_its_load(tmp_path: Path) -> None:
+    """A training that saves only at its end has no time to delete: the guard ends, and its children with it."""
+    directory = new_store(tmp_path / "ckpt")
+    for step in (100, 200, 300, 400):
+        committed(directory, step)
+    write_part(directory, 500)  # killed in a save
+    launch = Launch(tmp_path / "ckpt", attempt=2, run=RUN)
+    launch.stores[0].latest()
+    assert directory.trash(), "not while it loads"
+    launch.stores[0].loaded(400)
+    until(lambda: not directory.trash(), "the trash is emptied")
+    assert names(tmp_path / "ckpt") == ["step-00000300", "step-00000400"]
+
+
+def test_a_fresh_start_deletes_what_killed_ones_have_left(tmp_path: Path) -> None:
+    directory = new_store(tmp_path / "ckpt")
+    write_part(directory, 100)
+    launch = Launch(tmp_path / "ckpt", attempt=2, run=RUN)
+    assert launch.stores[0].latest() is None
+    launch.stores[0].loaded(0)
+    until(lambda: not directory.trash(), "the trash is emptied")
 
 
 def test_a_save_with_nothing_written_is_refused(tmp_path: Path) -> None:
