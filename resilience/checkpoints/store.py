@@ -408,7 +408,7 @@ class Store:
         self._prune(ranks)
 
     def _prune(self, ranks: Ranks) -> None:
-        """Delete in the background what the settings do not keep and failed saves have left, unless that is going on."""
+        """Delete in the background what no rule keeps and what failed saves have left, unless that is going on."""
         from resilience.checkpoints.prune import start_prune
 
         directory = self._directory
