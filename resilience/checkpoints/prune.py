@@ -19,12 +19,9 @@ from resilience.checkpoints.manifest import NewerManifest
 from resilience.checkpoints.names import PRUNE
 from resilience.checkpoints.pins import is_pinned
 from resilience.checkpoints.retention import FLOOR, Best, Candidate, Deleted, Kept, Policy, plan
-from resilience.checkpoints.verified import read_verified, write_verified
+from resilience.checkpoints.verified import read_trusted, write_verified
 from resilience.checkpoints.verify import Verification, verify
 from resilience.errors import CheckpointError, ResilError
-
-TRUSTED_S = 24 * 3600.0
-"""A checkpoint read and found good within this time is not read again; its sizes and structure are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +157,7 @@ def _read_newest(
 
 
 def _look(checkpoint: Checkpoint, now: float) -> Verification:
-    known = read_verified(checkpoint)
-    if known is not None and known.level == "digest" and 0 <= now - known.at < TRUSTED_S:
+    if (known := read_trusted(checkpoint, now)) is not None:
         return verify(checkpoint, "structure") if known.fault is None else Verification("digest", known.fault)
     found = verify(checkpoint, "digest")
     with suppress(OSError):  # a full disk, which the prune is to relieve

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import NamedTuple
 
 from resilience.checkpoints import starts
 from resilience.checkpoints.digest import list_files
@@ -48,17 +49,18 @@ class NoGoodCheckpoint(CheckpointError):
     exit_code = EXIT_NONE_GOOD
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The checkpoint to resume from.
 
     Attributes:
         checkpoint: None: there is none yet, and never was.
         is_read: whether all of its files were read within the budget.
+        shown: what this rank's share of it showed.
     """
 
     checkpoint: Checkpoint | None
     is_read: bool = True
+    shown: Verification | None = None
 
 
 class Look:
@@ -125,7 +127,7 @@ class Look:
                 is_read = not wait_for(ranks, f"read {key}").faults
                 if ranks.is_first:
                     self._record(checkpoint, mine, is_read)
-                return Choice(checkpoint, is_read)
+                return Choice(checkpoint, is_read, mine)
             fault = _damage(checkpoint, answer.faults)
             if ranks.is_first:
                 self._drop(checkpoint, fault, str(fault))

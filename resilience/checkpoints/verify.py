@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 
 from resilience.base.files import kind_of
@@ -18,7 +20,11 @@ from resilience.checkpoints.formats import Content, Fault, check_content
 from resilience.checkpoints.manifest import DamagedManifest, FileEntry, Manifest, in_share
 from resilience.errors import CheckpointError
 
-__all__ = ["LEVELS", "Fault", "Verification", "verify"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["LEVELS", "Fault", "Verification", "stamp_of", "verify"]
 
 LEVELS = ("sizes", "structure", "digest")
 
@@ -33,6 +39,7 @@ class Verification:
         unread: number of files that were not read before the deadline.
         why_unknown: why a look was impossible; empty if it was possible.
         token: of the manifest; empty if it could not be read.
+        stamp: of the files before they were read, see `stamp_of`; empty if not all of them were.
     """
 
     level: str
@@ -40,6 +47,7 @@ class Verification:
     unread: int = 0
     why_unknown: str = ""
     token: str = ""
+    stamp: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -67,15 +75,17 @@ def verify(
         node, nodes: look only at share `node` of `nodes`; the structure is looked at with share 0.
         deadline: of time.monotonic(); files are read up to it.
     """
-    token = ""
+    token = stamp = ""
     try:
         os.lstat(checkpoint.path)  # gone, or not mounted, is not damaged
         manifest = checkpoint.manifest()
         token = manifest.token
+        if level == "digest" and node == 0:
+            stamp = stamp_of(checkpoint, manifest)
         fault, unread = _look(checkpoint, manifest, level, node, nodes, deadline)
         if fault is not None:
             os.lstat(checkpoint.path)  # it was pruned meanwhile
-        return Verification(level, fault, unread, token=token)
+        return Verification(level, fault, unread, token=token, stamp=stamp)
     except DamagedManifest as error:
         name = os.path.relpath(checkpoint.manifest_path, checkpoint.path)
         return Verification(level, Fault(name, "the manifest as written", error.message, "is damaged"))
@@ -84,6 +94,25 @@ def verify(
     except OSError as error:
         words = f"{error.filename or checkpoint.path}: {error.strerror or error}"
         return Verification(level, why_unknown=words, token=token)
+
+
+def stamp_of(checkpoint: Checkpoint, manifest: Manifest) -> str:
+    """Return a text that is another one once a file was written to, replaced or removed, or the checkpoint copied.
+
+    A copy has another manifest file, though `cp -a` and rsync keep the times of the files. Raise OSError.
+    """
+    stamp = 0
+    for entry in manifest.files:
+        with suppress(FileNotFoundError, NotADirectoryError):  # `verify` says so
+            info = os.lstat(_path_of(checkpoint, entry))
+            stamp = zlib.crc32(
+                f"{entry.path}\0{info.st_size} {info.st_mtime_ns}".encode(errors="surrogateescape"), stamp
+            )
+    return f"{os.lstat(checkpoint.manifest_path).st_ctime_ns} {stamp:08x}"
+
+
+def _path_of(checkpoint: Checkpoint, entry: FileEntry) -> Path:
+    return checkpoint.path / entry.path if entry.path else checkpoint.path
 
 
 def _look(
@@ -115,9 +144,8 @@ def _look(
 
 def _check_size(checkpoint: Checkpoint, entry: FileEntry) -> Fault | None:
     name, expected = entry.path or checkpoint.name, f"{entry.size:,} bytes"
-    path = checkpoint.path / entry.path if entry.path else checkpoint.path
     try:
-        info = os.lstat(path)
+        info = os.lstat(_path_of(checkpoint, entry))
     except (FileNotFoundError, NotADirectoryError):
         return Fault(name, expected, "no file", "is missing")
     if kind := kind_of(info):

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from resilience.checkpoints.verify import Verification
 
 EXIT_DAMAGED = 1
-TRUSTED_S = 86400.0
-"""`latest --verified` reads a checkpoint again that was last read longer ago."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -125,8 +123,7 @@ def _newest_good(found: Opened, *, deep: bool) -> Checkpoint | None:
     """
     from resilience.base.files import exists
     from resilience.checkpoints.resume import Alone, Look
-    from resilience.checkpoints.verified import read_verified, write_verified
-    from resilience.checkpoints.verify import Verification
+    from resilience.checkpoints.verified import read_trusted, write_verified
 
     class Terminal(Alone):
         """Warns once of each checkpoint that is passed over."""
@@ -145,13 +142,12 @@ def _newest_good(found: Opened, *, deep: bool) -> Checkpoint | None:
     if checkpoint is None:
         _refuse_fresh_start(found)
         return None
-    known = read_verified(checkpoint)
-    if deep and not (known is not None and known.level == "digest" and 0 <= found.now - known.at < TRUSTED_S):
+    if deep and read_trusted(checkpoint, found.now) is None:
         with reading("reading checkpoints", _size(checkpoint)):
-            checkpoint = Look(store, Terminal(), budget_s=LONGEST_S, reads_only=True).choose().checkpoint
-        if checkpoint is not None:
+            checkpoint, _, shown = Look(store, Terminal(), budget_s=LONGEST_S, reads_only=True).choose()
+        if checkpoint is not None and shown is not None:
             with suppress(OSError):  # a directory that may only be read
-                write_verified(checkpoint, Verification("digest", token=checkpoint.manifest().token), found.now)
+                write_verified(checkpoint, shown, found.now)
     return checkpoint
 
 

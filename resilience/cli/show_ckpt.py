@@ -128,7 +128,9 @@ def _row(checkpoint: Checkpoint, pin: Pin | None) -> Row:
 def _json(row: Row) -> dict[str, Any]:
     one = row.checkpoint
     known = {"name": one.name, "path": one.path, "step": one.step, "is_sealed": one.is_sealed}
-    known |= {"problem": row.problem, "pin": row.pin, "verified": row.verified}
+    found = row.verified
+    verified = found and {"token": found.token, "level": found.level, "at": found.at, "fault": found.fault}
+    known |= {"problem": row.problem, "pin": row.pin, "verified": verified}
     return known | {name: None if row.manifest is None else getattr(row.manifest, name) for name in _FIELDS}
 
 

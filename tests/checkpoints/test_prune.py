@@ -83,10 +83,11 @@ def record(store: StoreDirectory) -> dict[str, Any]:
 
 
 def flip(path: Path) -> None:
-    """Flip one bit, and leave the size."""
-    raw = bytearray(path.read_bytes())
+    """Flip one bit, and leave size and times."""
+    info, raw = path.stat(), bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 4
     path.write_bytes(raw)
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
 def test_what_the_policy_lets_go_is_deleted_and_recorded(store: StoreDirectory) -> None:
@@ -172,6 +173,15 @@ def test_a_verification_is_trusted_for_a_day_as_long_as_sizes_hold(store: StoreD
     pruned = run(store, now=NOW + 2 * DAY)
     assert "step-00000500" in pruned.failed[-1]
     assert steps(store) == [500, 600, 700]
+
+
+def test_what_was_overwritten_since_its_verification_is_read_again(store: StoreDirectory) -> None:
+    """By a second save into the same directory, for instance."""
+    run(store)
+    save(store, 600)
+    (store.path / "step-00000500" / "model.bin").write_bytes(bytes(512))
+    assert "step-00000500" in run(store, now=NOW + DAY / 2).failed[0]
+    assert steps(store) == [400, 500, 600]
 
 
 def test_a_verification_from_the_future_is_not_trusted(store: StoreDirectory) -> None:

@@ -18,7 +18,7 @@ from resilience.checkpoints import verify as verify_module
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.formats import Content
 from resilience.checkpoints.manifest import FileEntry, in_share, to_text
-from resilience.checkpoints.verified import read_verified, write_verified
+from resilience.checkpoints.verified import TRUSTED_S, read_trusted, read_verified, write_verified
 from resilience.checkpoints.verify import LEVELS, Fault, Verification, verify
 from resilience.checkpoints.worker import do
 from tests.checkpoints.trees import (
@@ -322,6 +322,35 @@ def test_a_record_is_of_this_manifest_only(checkpoint: Checkpoint) -> None:
     assert (record.level, record.at, record.fault) == ("digest", 1000.0, None)
     rewrite(checkpoint, replace(checkpoint.manifest(), token="another save"))
     assert read_verified(checkpoint) is None
+
+
+def test_what_was_written_to_since_it_was_read_is_not_trusted(checkpoint: Checkpoint) -> None:
+    write_verified(checkpoint, verify(checkpoint), 1000.0)
+    assert read_trusted(checkpoint, 2000.0) is not None
+    assert read_trusted(checkpoint, 1000.0 + TRUSTED_S) is None
+    file = checkpoint.path / "__1_0.distcp"
+    info = file.stat()
+    file.write_bytes(file.read_bytes())
+    os.utime(file, ns=(info.st_atime_ns, info.st_mtime_ns + 1))
+    assert read_trusted(checkpoint, 2000.0) is None
+    assert read_verified(checkpoint) is not None, "still known, with its time"
+    write_verified(checkpoint, verify(checkpoint), 1500.0)
+    file.unlink()
+    assert read_trusted(checkpoint, 2000.0) is None
+
+
+def test_a_copy_was_not_verified_and_damage_is_known_of_copies_too(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """`cp -a` and rsync keep the times of files."""
+    write_verified(checkpoint, verify(checkpoint), 1000.0)
+    shutil.copytree(checkpoint.store, tmp_path / "copy", copy_function=shutil.copy2)
+    copy = replace(checkpoint, store=tmp_path / "copy")
+    assert read_verified(copy) is read_trusted(copy, 1000.0) is None
+    flip(copy.path / "__1_0.distcp", 8 * 1000)
+    found = verify(copy)
+    write_verified(copy, found, 1000.0)
+    shutil.copytree(copy.store, tmp_path / "again", copy_function=shutil.copy2)
+    record = read_verified(replace(checkpoint, store=tmp_path / "again"))
+    assert found.fault is not None and record is not None and record.fault == found.fault
 
 
 def test_a_quick_look_does_not_replace_a_deep_one_but_a_fault_does(checkpoint: Checkpoint) -> None:
