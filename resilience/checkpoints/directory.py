@@ -196,7 +196,8 @@ class StoreDirectory:
 
     def bad(self) -> list[str]:
         """Return the names in `.bad/`, without the reasons. Raise OSError."""
-        return sorted(name for name in list_names(self.path / BAD) if not name.endswith(".json"))
+        names = list_names(self.path / BAD)
+        return sorted(name for name in names if not name.endswith(".json") and not name.startswith("."))  # of a kill
 
     def trash(self) -> list[str]:
         """Return the names in `.trash/`. Raise OSError."""

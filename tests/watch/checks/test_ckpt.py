@@ -393,6 +393,19 @@ def test_a_path_that_cannot_be_looked_at_is_unknown(tmp_path: Path) -> None:
     night.expect("UNKNOWN probe", "Too many levels of symbolic links")
 
 
+def test_a_checkpoint_from_the_future_does_not_hide_that_none_follows(night: Night) -> None:
+    """The clock of its node was ahead."""
+    night.train()
+    night.save(100)
+    night.wait(30 * MIN)
+    night.clock.time += 24 * HOUR
+    night.dated(commit_tree(night.store(), 200, RECORDED / "safetensors"))
+    night.clock.time -= 24 * HOUR
+    night.expect("OK", "saved just now", interval_s=HOUR)
+    night.wait(4 * HOUR)
+    night.expect("WARNING overdue", "no new checkpoint for 4 h", interval_s=HOUR)
+
+
 def test_what_is_never_verified_is_told_while_the_run_trains(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests of a kind that cannot be computed here, and a checkpoint that is too large for the time."""
     often = {"interval_s": 10 * MIN}

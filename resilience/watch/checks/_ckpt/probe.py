@@ -89,7 +89,7 @@ class StoreProbe:
         directory = RunDirectory(self.context.state_dir / summary.run, self.context.group) if summary.run else None
         state = _training(self.context, directory)
         known = known or CkptReading(path=str(store.path))
-        saves = _saves(checkpoints[-LEARNED:], known)
+        saves = _saves(checkpoints[-LEARNED:], known, self.context.system.clock.now())
         present = [saves[one.name] for one in checkpoints if one.name in saves]
         reading = CkptReading(
             path=str(store.path),
@@ -165,21 +165,25 @@ def _verified(
     return None
 
 
-def _saves(checkpoints: Sequence[Checkpoint], known: CkptReading) -> dict[str, Save]:
-    """Return what the manifests say, each read once; checkpoints that were pruned since are remembered."""
+def _saves(checkpoints: Sequence[Checkpoint], known: CkptReading, now: float) -> dict[str, Save]:
+    """Return what the manifests say, each read once; checkpoints that were pruned since are remembered.
+
+    A checkpoint from the future, by a clock that was wrong, was saved when it was first seen: else none would be missed
+    until then.
+    """
     found = {save.name: save for save in known.saves}
     for one in checkpoints:
         stamp = _changed_at(one.manifest_path)
         if one.name in found and found[one.name].stamp == stamp:
             continue
-        found[one.name] = Save(one.name, one.step, stamp or _changed_at(one.path), stamp=stamp)
+        at = min(stamp or _changed_at(one.path), now)
+        found[one.name] = Save(one.name, one.step, at, stamp=stamp)
         with suppress(OSError, CheckpointError):  # of the newest, a verification reports it
             manifest = one.manifest()
             took_s = manifest.durable_at - manifest.started_at if manifest.started_at else None
             size_bytes, algorithm = manifest.size_bytes, manifest.algorithm
-            found[one.name] = Save(
-                one.name, one.step, manifest.durable_at or stamp, took_s, size_bytes, stamp, algorithm
-            )
+            at = manifest.durable_at if 0 < manifest.durable_at <= now else at
+            found[one.name] = Save(one.name, one.step, at, took_s, size_bytes, stamp, algorithm)
     return found
 
 
