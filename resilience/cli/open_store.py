@@ -62,10 +62,10 @@ def opened(
     from resilience.runs.open_project import check_path
 
     system = System()
-    parents = (Path(name).parent for name in names if "/" in name.rstrip("/"))
+    parents = (system.cwd / Path(name).expanduser().parent for name in names if "/" in name.rstrip("/"))
     directories = {one.parent if one.name == BAD else one for one in parents}
-    if path is None and len(directories) == 1:
-        (path,) = directories
+    if path is None and directories:
+        path = min(directories)
     named, settings, run = configured_store(system, config, is_needed=path is None)
     is_guess = path is None and named is None
     if path is not None:
@@ -74,6 +74,10 @@ def opened(
     else:
         path = named or system.cwd
     check_path(system, path)
+    for one in directories - {path}:
+        check_path(system, one)
+        if not _is_same(one, path):
+            raise UsageError(f"{one} is not {path}", hint="name checkpoints of one directory at a time")
     store = StoreDirectory(path)
     try:
         if is_guess and not store.is_there():

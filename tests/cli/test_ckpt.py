@@ -189,6 +189,23 @@ def test_a_directory_of_many_files_that_are_none_is_listed_on_a_screen(shell: Sh
 # ---- latest ---------------------------------------------------------------------------------------------------
 
 
+def test_a_path_into_another_directory_is_refused(shell: Shell, store: StoreDirectory) -> None:
+    """Otherwise the one of the same name here would be called good, pinned or set aside."""
+    saved(store, 5)
+    (other,) = saved(StoreDirectory.create(shell.directory / "other", ""), 5)
+    truncate(other)
+    for words in (("verify",), ("show",), ("pin",), ("unpin",), ("quarantine",), ("adopt",)):
+        said = shell.resil("ckpt", *words, "other/step-00000005", "--store", "checkpoints")
+        assert said.code == 2 and "one directory at a time" in said.err, words
+    said = shell.resil("ckpt", "verify", "other/step-00000005", "checkpoints/step-00000005")
+    assert said.code == 2 and said.out == ""
+    assert shell.resil("ckpt", "verify", "./checkpoints/step-00000005/", "checkpoints/5").code == 0
+    (shell.directory / "link").symlink_to("checkpoints")
+    assert shell.resil("ckpt", "verify", "link/step-00000005", "--store", "checkpoints").code == 0
+    assert shell.resil("ckpt", "verify", "other/step-00000005").code == 1
+    assert shell.resil("ckpt", "verify", "other/step-00000005", "5").code == 1, "the bare name is of that directory"
+
+
 def test_latest_prints_nothing_but_the_path_of_the_newest(shell: Shell, store: StoreDirectory) -> None:
     said = shell.resil("ckpt", "latest")
     assert (said.code, said.out) == (1, "") and "no checkpoint yet" in said.err
