@@ -74,8 +74,8 @@ def commit(
 
     Returns:
         `name` of the checkpoint, `bytes`, `reused_bytes`, `inodes`, `digest_s`, and `outcome`: `committed`; `replaced`
-        if there was one of the step by another attempt; `already` if this attempt has committed the step, whose part is
-        discarded then.
+        if there was another one of the step; `already` if this attempt has committed the step with the same content, or
+        by a later save: then the part is discarded.
 
     Raises:
         CheckpointError: the part is not complete, or a newer attempt has begun. The part stays as it is.
@@ -85,7 +85,7 @@ def commit(
     parsed = parse_part(part)
     if parsed is None:
         raise CheckpointError(f"{part} is not the name of a save in flight")
-    step, attempt, _ = parsed
+    step, attempt, save = parsed
     fence.check(store, attempt)
     path = store.path / part
     with ExitStack() as open_files:
@@ -103,7 +103,7 @@ def commit(
         for directory in (*reversed(directories), ""):
             sync_directory(path / directory)
         manifest = Manifest(
-            **fields | {"token": new_token(), "step": step, "attempt": attempt, "algorithm": algorithm},
+            **fields | {"token": new_token(), "step": step, "attempt": attempt, "save": save, "algorithm": algorithm},
             durable_at=time.time(),
             directories=len(directories),
             files=tuple(sorted(entries)),
@@ -191,7 +191,7 @@ def _publish(store: StoreDirectory, part: str, manifest: Manifest) -> tuple[str,
     for _ in range(_TRIES):
         same = [one for one in store.checkpoints() if one.step == manifest.step and not one.is_sealed]
         found = _readable(same[-1]) if same else None
-        if found and manifest.attempt and (found.attempt, found.run) == (manifest.attempt, manifest.run):
+        if found and _makes_superfluous(found, manifest):
             discard(store, part)
             return same[-1].name, "already"
         name = committed_name(manifest.step, number_of(same[-1].name) + 1 if same else 1)
@@ -213,6 +213,16 @@ def _publish(store: StoreDirectory, part: str, manifest: Manifest) -> tuple[str,
         sync_directory(store.path)
         return name, "replaced" if discard_replaced(store) else "committed"
     raise CheckpointError(f"the name {name} was taken {_TRIES} times", hint="save each step once")
+
+
+def _makes_superfluous(found: Manifest, manifest: Manifest) -> bool:
+    """Return whether a committed checkpoint of a step is of the same attempt as a new save of it, and equal or later.
+
+    A training that has gone back to an earlier step comes to the step again with another state.
+    """
+    if not manifest.attempt or (found.attempt, found.run) != (manifest.attempt, manifest.run):
+        return False
+    return found.files == manifest.files or found.save >= manifest.save
 
 
 def _readable(checkpoint: Checkpoint) -> Manifest | None:

@@ -51,6 +51,7 @@ class Manifest:
         run: name of the run; empty outside of one.
         attempt: number of the attempt that saved it; 0: unknown.
         step: number of completed steps.
+        save: number of the save of this step in its process; 0: unknown.
         label: its name for people; empty without one.
         world: number of ranks that saved it; 0: unknown.
         started_at, durable_at: seconds since the epoch.
@@ -67,6 +68,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
     run: str = ""
     attempt: int = 0
+    save: int = 0
     label: str = ""
     world: int = 0
     started_at: float = 0.0

@@ -396,7 +396,7 @@ class Store:
         assert ranks is not None
         assert self._session is not None
         if done.get("outcome") == "already":
-            ranks.warn(f"{done['name']} was committed before: the second save of that step is discarded")
+            ranks.warn(f"{done['name']} was committed before, by a save that is equal or later: this one is discarded")
             return
         ranks.event("checkpoint", **done)
         try:

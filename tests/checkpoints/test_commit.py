@@ -65,6 +65,20 @@ def test_a_step_that_this_attempt_has_committed_is_not_committed_again(store: St
     assert store.parts() == []
 
 
+def test_a_training_that_went_back_replaces_a_step_that_it_reaches_in_another_state(store: StoreDirectory) -> None:
+    """Of both, the earlier one may be of the state from which the training turned away."""
+    committed(store, 40)
+    slow, later = write_part(store, 40, save=2), write_part(store, 40, save=3)
+    for part in (slow, later):
+        (store.path / part / "model.bin").write_bytes(f"another state {part}".encode())
+    answer = commit(store, later, {"run": RUN})
+    assert (answer["outcome"], answer["name"]) == ("replaced", "step-00000040.2")
+    assert commit(store, slow, {"run": RUN})["outcome"] == "already", "a slow old one never replaces a newer one"
+    (checkpoint,) = store.checkpoints()
+    assert (checkpoint.path / "model.bin").read_bytes() == f"another state {later}".encode()
+    assert store.parts() == []
+
+
 def test_a_later_attempt_replaces_a_step(store: StoreDirectory) -> None:
     committed(store, 40)
     for attempt in range(2, 12):
