@@ -6,8 +6,14 @@ import os
 import time
 from contextlib import suppress
 
-from resilience.base.files import sync_directory
-from resilience.checkpoints.directory import Checkpoint, StoreDirectory, read_record, write_record
+from resilience.base.files import read_regular, replace_file, sync_directory
+from resilience.checkpoints.directory import (
+    MOST_MANIFEST_BYTES,
+    Checkpoint,
+    StoreDirectory,
+    read_record,
+    write_record,
+)
 from resilience.checkpoints.names import BAD, SEALS, VERIFIED, WHY, parse_committed, parse_seal
 from resilience.errors import CheckpointError
 
@@ -46,14 +52,18 @@ def set_aside(
     if fault is not None:
         record |= {"file": fault.file, "expected": fault.expected, "found": fault.found}
     write_record(bad / f"{name}{WHY}", record, durable=True)
+    if checkpoint.is_sealed:
+        _copy(checkpoint.manifest_path, bad / f"{name}{SEAL}")
     try:
         os.rename(checkpoint.path, bad / name)
     except FileNotFoundError:
-        os.unlink(bad / f"{name}{WHY}")
+        for ending in (WHY, SEAL) if checkpoint.is_sealed else (WHY,):
+            with suppress(FileNotFoundError):
+                os.unlink(bad / f"{name}{ending}")
         raise CheckpointError(f"{checkpoint.path} is gone", hint="resil ckpt list") from None
     if checkpoint.is_sealed:  # a seal without its checkpoint is ignored
-        os.replace(checkpoint.manifest_path, bad / f"{name}{SEAL}")
-        sync_directory(store.own / SEALS)
+        with suppress(FileNotFoundError):
+            os.unlink(checkpoint.manifest_path)
     with suppress(FileNotFoundError):  # restored, it is judged anew
         os.unlink(store.own / VERIFIED / f"{checkpoint.name}.json")
     sync_directory(bad)
@@ -79,12 +89,12 @@ def restore(store: StoreDirectory, name: str) -> Checkpoint:
         if sealed is None or sealed[1] != old:
             raise CheckpointError(f"the record of {name} is damaged", hint=f"move {bad / name} by hand")
         step = sealed[0]
-        if os.path.lexists(bad / f"{name}{SEAL}"):
-            os.replace(bad / f"{name}{SEAL}", store.own / SEALS / seal)
-            sync_directory(store.own / SEALS)
+        _copy(bad / f"{name}{SEAL}", store.own / SEALS / seal)
     os.rename(bad / name, store.path / old)
     sync_directory(store.path)
-    os.unlink(bad / f"{name}{WHY}")
+    for ending in (SEAL, WHY):
+        with suppress(FileNotFoundError):
+            os.unlink(bad / f"{name}{ending}")
     sync_directory(bad)
     return Checkpoint(store.path, old, step, seal)
 
@@ -98,6 +108,14 @@ def reason(store: StoreDirectory, name: str) -> dict[str, Any]:
             f"no {name} in {store.path / BAD}", hint=f"there are {others}" if others else "nothing was set aside"
         )
     return read_record(store.path / BAD / f"{name}{WHY}")
+
+
+def _copy(seal: Path, to: Path) -> None:
+    """Copy a seal, if there is one: killed before the rename of its checkpoint or after, the checkpoint has it. Raise
+    OSError."""
+    found = read_regular(seal, limit_bytes=MOST_MANIFEST_BYTES)
+    if found is not None:
+        replace_file(to, found[0], mode=0o644, durable=True)
 
 
 def _free_name(bad: Path, name: str) -> str:

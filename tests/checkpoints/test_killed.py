@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from resilience.checkpoints import fence
+from resilience.checkpoints.adopt import remove_orphans, seal
 from resilience.checkpoints.commit import commit, write_share
 from resilience.checkpoints.directory import StoreDirectory
+from resilience.checkpoints.quarantine import reason, restore, set_aside
 from resilience.checkpoints.trash import discard, empty
 from resilience.errors import CheckpointError
 from tests.checkpoints.saves import RUN, committed, listed, new_store, read, write_part
@@ -40,6 +42,7 @@ from resilience.checkpoints.commit import commit, write_share
 from resilience.checkpoints.digest import best_algorithm
 from resilience.checkpoints.directory import StoreDirectory
 from resilience.checkpoints.adopt import seal
+from resilience.checkpoints.quarantine import restore, set_aside
 from resilience.checkpoints.trash import discard, empty
 from resilience.errors import CheckpointError
 import xxhash
@@ -160,6 +163,56 @@ def test_killed_at_any_system_call_lists_what_was_or_what_is_new_and_both_whole(
         assert listed(store) == found | {50: 4}
         assert empty(store, busy=1).failed == () and store.trash() == []
     assert seen[0] == allowed[0] and seen[-1] == allowed[-1], "the points lie before and after the change"
+
+
+def _with_seal(path: Path) -> StoreDirectory:
+    store = _unsealed(path)
+    seal(store, "checkpoint-40", 40, run=RUN, attempt=2)
+    return store
+
+
+def _aside(path: Path, prepare: Prepare) -> StoreDirectory:
+    store = prepare(path)
+    set_aside(store, store.checkpoints()[-1], why="mine")
+    return store
+
+
+@pytest.mark.parametrize("spread", SOME)
+@pytest.mark.parametrize("prepare", [_first, _with_seal], ids=["committed", "sealed"])
+@pytest.mark.parametrize("does", ["quarantine", "restore"])
+def test_killed_at_any_system_call_of_a_quarantine_or_a_restore_nothing_is_lost(
+    process: Writer, tmp_path: Path, does: str, prepare: Prepare, spread: int
+) -> None:
+    """It is there or set aside, whole, with its reason and its seal, and can be taken back."""
+
+    def begin(path: Path) -> tuple[StoreDirectory, str]:
+        if does == "restore":
+            store = _aside(path, prepare)
+            return store, f"restore(StoreDirectory({str(path)!r}), {store.bad()[0]!r})"
+        store = prepare(path)
+        return store, f"(lambda s: set_aside(s, s.checkpoints()[-1], why='mine'))(StoreDirectory({str(path)!r}))"
+
+    full = listed(prepare(tmp_path / "full"))
+    fewer = {step: full[step] for step in sorted(full)[:-1]}
+    points = [
+        point for point in process.kill_points(begin(tmp_path / "whole")[1]) if point[0] not in OF_THE_INTERPRETER
+    ]
+    seen = []
+    for number, (name, count) in enumerate([*points[::spread], points[-1]]):
+        store, request = begin(tmp_path / f"{number}")
+        assert process.run(request, f"{name}:signal=SIGKILL:when={count}").code == -signal.SIGKILL
+        seen.append(listed(store))
+        assert seen[-1] in (full, fewer), f"{name} {count}"
+        remove_orphans(store)  # the tick of the next quarter of an hour
+        assert len(store.bad()) == (seen[-1] == fewer), f"{name} {count}"
+        for one in store.bad():
+            assert reason(store, one)["why"] == "mine"
+            restore(store, one)
+        assert listed(store) == full, f"{name} {count}"
+        set_aside(store, store.checkpoints()[-1], why="again")
+        assert listed(store) == fewer and len(store.bad()) == 1
+    first, last = (full, fewer) if does == "quarantine" else (fewer, full)
+    assert seen[0] == first and seen[-1] == last, "the points lie before and after the change"
 
 
 ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EROFS")
