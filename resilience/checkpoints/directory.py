@@ -166,18 +166,17 @@ class StoreDirectory:
 
         Of one step, the one that replaces the others is last.
         """
-        names = set()
+        seals = [(file_name, *seal) for file_name in list_names(self.own / SEALS) if (seal := parse_seal(file_name))]
+        sealed, there = {name for _, _, name in seals}, set()
         found = []
         with os.scandir(self.path) as entries:
-            for entry in entries:
-                names.add(entry.name)
+            for entry in entries:  # there may be two million that are none
+                if entry.name in sealed:
+                    there.add(entry.name)
                 step = parse_committed(entry.name)
                 if step is not None and not entry.is_file(follow_symlinks=False):
                     found.append(Checkpoint(self.path, entry.name, step))
-        for file_name in list_names(self.own / SEALS):
-            seal = parse_seal(file_name)
-            if seal is not None and seal[1] in names:
-                found.append(Checkpoint(self.path, seal[1], seal[0], file_name))
+        found += [Checkpoint(self.path, name, step, file_name) for file_name, step, name in seals if name in there]
         return sorted(found, key=lambda one: (one.step, one.is_sealed, number_of(one.name), one.name))
 
     def find(self, name: str | int) -> Checkpoint:
