@@ -24,6 +24,7 @@ from resilience.checkpoints.quarantine import set_aside
 from resilience.checkpoints.verified import read_verified, write_verified
 from resilience.checkpoints.verify import Fault, Verification, verify
 from resilience.errors import CheckpointError, ResilError
+from resilience.messages import cut
 from resilience.quantities import format_bytes
 
 TYPE_CHECKING = False
@@ -156,10 +157,11 @@ class Look:
             return _line({"unknown": f"{error.filename or self._store.path}: {error.strerror}"})
         except ResilError as error:
             return _line({"unknown": str(error)})
-        were = [f"{name} ({why})" for name, why in self._passed.items()]
+        were = [name if number else f"{name} ({why})" for number, (name, why) in enumerate(self._passed.items())]
         were += [f".bad/{name}" for name in bad if not name.startswith(tuple(self._passed))]
         if were or self._earlier:
-            return _line({"none_good": ", ".join(were[:3]) or self._earlier})
+            more = f" and {len(were) - 3} more" if len(were) > 3 else ""
+            return _line({"none_good": ", ".join(were[:3]) + more or self._earlier})
         return "{}"
 
     def _seal(self, name: str, step: int, size: int) -> str:
@@ -296,7 +298,7 @@ def wait_for(ranks: Ranks, key: str, budget_s: float = 0.0, hint: str = "call st
 def _line(proposal: dict[str, Any]) -> str:
     """Return a proposal as text that fits into a report."""
     return json.dumps(
-        {name: value[:MOST_WORDS] if isinstance(value, str) else value for name, value in proposal.items()}
+        {name: cut(value, MOST_WORDS) if isinstance(value, str) else value for name, value in proposal.items()}
     )
 
 

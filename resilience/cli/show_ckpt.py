@@ -54,6 +54,7 @@ def show_list(store: StoreDirectory, now: float, *, as_json: bool) -> None:
     """Print all that is in a directory of checkpoints. Raise CheckpointError, OSError."""
     pins = read_pins(store)
     rows = [_row(one, pins.get(one.name)) for one in store.checkpoints()]
+    rows = [row for row in rows if not row.problem or os.path.lexists(row.checkpoint.path)]  # deleted meanwhile
     aside = {name: reason(store, name) for name in store.bad()}
     parts, trash, others = store.parts(), store.trash(), foreign(store)
     if as_json:
@@ -99,7 +100,7 @@ def show_set_aside(store: StoreDirectory, name: str, *, as_json: bool) -> None:
     when = f", {iso_time(float(at))[:16].replace('T', ' ')}" if isinstance(at, int | float) else ""
     print(f"{clean(name)}  set aside by {clean(str(why.get('who') or 'resil'))}{when}")
     print(f"  {clean(_why(why))}")
-    if "file" in why:
+    if "file" in why and str(why.get("found")) not in _why(why):
         print(clean(f"  {why['file']}: expected {why.get('expected')}, found {why.get('found')}"))
     print(f"  take it back: resil ckpt restore {quoted(name)}")
 

@@ -157,6 +157,22 @@ def test_list_shows_each_checkpoint_and_names_all_that_is_none(shell: Shell, sto
     assert (listed["bad"][0]["file"], listed["parts"]) == ("model.bin", [".part-00000400.a7.1"])
 
 
+def test_one_that_is_deleted_while_it_is_listed_is_no_damage(
+    shell: Shell, store: StoreDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(store, 100, 200)
+    find = StoreDirectory.checkpoints
+
+    def checkpoints(self: StoreDirectory) -> list[Checkpoint]:
+        found = find(self)
+        shutil.rmtree(found[0].path, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(StoreDirectory, "checkpoints", checkpoints)
+    out = shell.resil("ckpt", "list").out
+    assert committed_name(200) in out and committed_name(100) not in out and "manifest" not in out
+
+
 def test_one_that_cannot_be_read_hides_no_other(shell: Shell, store: StoreDirectory) -> None:
     first, second = saved(store, 100, 200)
     (first.path / OWN).rename(first.path / "hidden")
