@@ -22,7 +22,7 @@ import time
 from resilience.base.files import exists
 from resilience.base.mounts import current_mounts, mount_of
 from resilience.checkpoints.directory import StoreDirectory, read_record, write_record
-from resilience.checkpoints.names import part_name
+from resilience.checkpoints.names import ATTEMPTS, part_name
 from resilience.checkpoints.part import Part
 from resilience.errors import CheckpointError
 
@@ -349,9 +349,11 @@ class Store:
                 self._check_still_there(session["id"])
             self._session = session
         if "superseded" in self._session:
+            newest = self._session["superseded"]
             raise CheckpointError(
-                f"attempt {self._session['superseded']} has begun to use {self.path}, and this is {ranks.attempt}",
-                hint="two attempts of a run must not train at once: resil status",
+                f"attempt {newest} has begun to use {self.path}, and this is {ranks.attempt}",
+                hint="two attempts of a run must not train at once: resil status. If its run directory was removed, so that "
+                f"attempts are counted anew: rm {self._directory.own / ATTEMPTS / str(newest)}",
             )
         return self._session
 
@@ -419,8 +421,7 @@ class Store:
                 return
             worker = start_prune(directory, self.settings.policy(), manage=self.settings.manage)
         except (OSError, CheckpointError) as error:
-            words = f"{error.filename or self.path}: {error.strerror}" if isinstance(error, OSError) else error
-            ranks.warn(f"no checkpoint was deleted: {words}")
+            ranks.warn(f"no checkpoint was deleted: {error.strerror if isinstance(error, OSError) else error}")
             return
 
         def say(done: dict[str, Any]) -> None:

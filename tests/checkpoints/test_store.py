@@ -523,6 +523,18 @@ def test_an_older_attempt_neither_saves_nor_takes_parts_away(tmp_path: Path) -> 
     commit(part)
 
 
+def test_a_run_directory_that_was_begun_anew_is_told_how_to_use_its_checkpoints(tmp_path: Path) -> None:
+    """Attempts are counted from 1 again, below those that the directory of checkpoints knows."""
+    Launch(tmp_path / "ckpt", attempt=7).save(100)
+    with pytest.raises(CheckpointError, match=r"attempts are counted anew: rm ") as refused:
+        Launch(tmp_path / "ckpt", attempt=1).stores[0].latest()
+    Path(refused.value.hint.rpartition("rm ")[2]).unlink()
+    launch = Launch(tmp_path / "ckpt", attempt=1)
+    assert latest_step(launch) == 100
+    launch.save(200)
+    assert latest_step(launch) == 200
+
+
 def test_an_attempt_that_is_overtaken_never_commits(tmp_path: Path) -> None:
     older = Launch(tmp_path / "ckpt", attempt=6)
     (part,) = older.parts(100)
