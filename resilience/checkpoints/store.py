@@ -352,7 +352,7 @@ class Store:
             newest = self._session["superseded"]
             raise CheckpointError(
                 f"attempt {newest} has begun to use {self.path}, and this is {ranks.attempt}",
-                hint="two attempts of a run must not train at once: resil status. If its run directory was removed, so that "
+                hint="two attempts must not train at once: resil status. If the run directory was removed since, and "
                 f"attempts are counted anew: rm {self._directory.own / ATTEMPTS / str(newest)}",
             )
         return self._session
