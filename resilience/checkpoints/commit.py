@@ -218,11 +218,13 @@ def _publish(store: StoreDirectory, part: str, manifest: Manifest) -> tuple[str,
 def _makes_superfluous(found: Manifest, manifest: Manifest) -> bool:
     """Return whether a committed checkpoint of a step is of the same attempt as a new save of it, and equal or later.
 
-    A training that has gone back to an earlier step comes to the step again with another state.
+    A training that has gone back to an earlier step comes to the step again with another state; so does one that was
+    launched again in its attempt, which counts its saves anew, or whose clock jumped.
     """
     if not manifest.attempt or (found.attempt, found.run) != (manifest.attempt, manifest.run):
         return False
-    return found.files == manifest.files or found.save >= manifest.save
+    is_later = manifest.save > found.save or manifest.started_at > found.started_at
+    return found.files == manifest.files or not is_later
 
 
 def _readable(checkpoint: Checkpoint) -> Manifest | None:

@@ -79,6 +79,17 @@ def test_a_training_that_went_back_replaces_a_step_that_it_reaches_in_another_st
     assert store.parts() == []
 
 
+def test_a_training_that_was_launched_again_in_its_attempt_counts_its_saves_anew(store: StoreDirectory) -> None:
+    commit(store, write_part(store, 40, save=2), {"run": RUN, "started_at": 1000.0})
+    outcomes = []
+    for began in (900.0, 2000.0):
+        part = write_part(store, 40, save=1)
+        (store.path / part / "model.bin").write_bytes(b"%d" % began)
+        outcomes.append(commit(store, part, {"run": RUN, "started_at": began})["outcome"])
+    assert outcomes == ["already", "replaced"]
+    assert (store.find(40).path / "model.bin").read_bytes() == b"2000"
+
+
 def test_a_later_attempt_replaces_a_step(store: StoreDirectory) -> None:
     committed(store, 40)
     for attempt in range(2, 12):
