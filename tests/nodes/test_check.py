@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
+from resilience.attempts.failure import FailureClass, Role
+from resilience.attempts.rules import all_rules
 from resilience.errors import ProbeError
 from resilience.nodes import check as module
 from resilience.nodes.check import ask_here, ask_nodes, load_checks
 from resilience.nodes.checks import Check, Expected, Outcome, gpu, infiniband
 from resilience.nodes.fleet import NodeReport, judge_nodes, with_faults
 from resilience.nodes.pairs import judge_pairs
+from tests.nodes.recorded_nvml import RecordedNvml
 
 HOSTS = ("n1", "n2", "n3", "n4")
 SRUN = [sys.executable, str(Path(__file__).with_name("fake_srun.py")), f"--nodelist={','.join(HOSTS)}"]
@@ -106,6 +109,7 @@ GOOD = {"name": "NVIDIA H100", "ecc_uncorrected": 0, "remap_pending": False, "re
             Outcome.FAIL,
             "GPU 1 is slowed down by its hardware (HW slowdown, HW thermal slowdown) at 31 °C",
         ),
+        ({"slowed": 0x20}, Outcome.WARN, "GPU 1 is slowed down because it is hot, at 31 °C"),
         ({"pcie_width": 8}, Outcome.FAIL, "the PCIe link of GPU 1 has 8 of 16 lanes"),
     ],
 )
@@ -119,6 +123,74 @@ def test_a_gpu_that_is_missing_or_a_driver_that_is_silent_fails() -> None:
     assert fault.why == "the scheduler gives 2 GPUs, NVML knows 1"
     (fault,) = gpu.judge({"given": 2, "gpus": [], "error": "Driver Not Loaded"}, Expected(directory="/"))
     assert fault.why == "the driver of the GPUs does not answer: Driver Not Loaded"
+
+
+H100 = {"index": 0, "name": "NVIDIA H100 80GB HBM3", "ecc_uncorrected": 0, "remap_pending": False,
+        "remap_failed": False, "pcie_width": 16, "pcie_width_max": 16, "power_limit_w": 700.0, "clock_mhz": 1980,
+        "clock_default_mhz": 1980, "clock_max_mhz": 1980}  # fmt: skip
+
+
+def said(nvml: RecordedNvml, given: int = 0) -> list[tuple[Outcome, str]]:
+    reading = {"given": given, **gpu.read_gpus(nvml)}
+    assert json.loads(json.dumps(reading)) == reading, "it travels as JSON"
+    return [(fault.outcome, fault.why) for fault in gpu.judge(reading, Expected(directory="/"))]
+
+
+def test_what_real_gpus_said_is_read() -> None:
+    reading = gpu.read_gpus(RecordedNvml("h100"))
+    assert reading["gpus"][0] == H100 | {"slowed": 0x1, "temperature_c": reading["gpus"][0]["temperature_c"]}
+    assert (reading["model"], reading["power limit"]) == ("2 x NVIDIA H100 80GB HBM3", "700 W")
+    assert (reading["count"], reading["highest clock"], reading["active NVLinks"]) == (2, "1980 MHz", "")
+    assert reading["hottest_c"] == max(one["temperature_c"] for one in reading["gpus"])
+    (rtx,) = gpu.read_gpus(RecordedNvml("rtx4090"))["gpus"]
+    assert "ecc_uncorrected" not in rtx and rtx["power_limit_w"] == 450.0
+    (titan,) = gpu.read_gpus(RecordedNvml("titan_v"))["gpus"]
+    assert "remap_failed" not in titan and titan["clock_mhz"] == titan["clock_default_mhz"] < titan["clock_max_mhz"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "outcome", "why"),
+    [
+        ("h100_power_brake", {}, Outcome.FAIL,
+         "GPU 0 is slowed down by its hardware (HW slowdown, HW power brake) at 29 °C"),
+        ("a10_remap_pending", {}, Outcome.WARN, "GPU 0 waits for a reset to remap a row of its memory"),
+        ("a10_remap_pending", {"Remapping Failure Occurred": "Yes", "Pending": "No"}, Outcome.FAIL,
+         "GPU 0 could not remap a row of its memory"),
+        ("titan_v", {"Current": "8x"}, Outcome.FAIL, "the PCIe link of GPU 0 has 8 of 16 lanes"),
+        ("rtx4090", {"SW Thermal Slowdown": "Active"}, Outcome.WARN, "GPU 0 is slowed down because it is hot, at"),
+        ("a10_remap_pending", {"DRAM Uncorrectable": "2"}, Outcome.FAIL, "GPU 0 had 2 uncorrected memory errors since"),
+    ],
+)  # fmt: skip
+def test_the_faults_of_recorded_gpus_are_named(name: str, change: dict[str, str], outcome: Outcome, why: str) -> None:
+    (found,) = said(RecordedNvml(name, change))
+    assert found[0] is outcome and found[1].startswith(why)
+
+
+@pytest.mark.parametrize("name", ["h100", "rtx4090", "titan_v"])
+def test_good_recorded_gpus_have_no_fault(name: str) -> None:
+    assert not said(RecordedNvml(name))
+
+
+def test_a_clock_that_was_set_lower_is_told() -> None:
+    nvml = RecordedNvml("h100")
+    nvml.gpus[1] = {**nvml.gpus[1], ("Applications Clocks", "Graphics"): "1200 MHz"}
+    assert said(nvml) == [(Outcome.WARN, "the clock of GPU 1 is set to 1200 MHz instead of 1980 MHz")]
+
+
+def test_a_lost_gpu_is_named_and_those_of_other_jobs_are_none_of_ours() -> None:
+    assert said(RecordedNvml("h100", lost=[1]), given=2) == [(Outcome.FAIL, "GPU 1 does not answer: GPU is lost")]
+    assert not said(RecordedNvml("h100", foreign=[0]), given=1)
+    assert said(RecordedNvml("h100", foreign=[0]), given=2) == [
+        (Outcome.FAIL, "the scheduler gives 2 GPUs, NVML knows 1")
+    ]
+
+
+def test_a_gpu_with_fewer_nvlinks_than_the_others_of_its_node_is_named() -> None:
+    nvml = RecordedNvml("h100", links=[18, 18, 17, 18])
+    nvml.gpus *= 2
+    assert said(nvml) == [(Outcome.FAIL, "GPU 2 has 17 active NVLinks, the others have 18")]
+    nvml.links = [18, 18, 17, 17]
+    assert not said(nvml), "nobody knows which are right"
 
 
 class OldNvml:
@@ -153,14 +225,43 @@ def test_without_a_gpu_there_is_no_reading_and_with_one_promised_its_driver_is_m
     assert reading is not None and "does not answer" in next(iter(gpu.judge(reading, Expected(directory="/")))).why
 
 
-def test_only_recent_hard_xids_count() -> None:
+def test_only_recent_xids_of_the_hardware_count() -> None:
     log = """\
 [  100.000001] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
 [99000.000001] NVRM: Xid (PCI:0000:5e:00): 31, pid=4711, name=python3, MMU Fault
 [99001.000001] NVRM: Xid (PCI:0000:5e:00): 64, pid=4711, name=python3, row remapping failed
 [99002.000001] NVRM: Xid (PCI:0000:5e:00): 64, pid=4711, name=python3, row remapping failed
+[99003.000001] NVRM: Xid (PCI:0000:5e:00): 145, pid=4711, name=python3, RLW_REMAP Nonfatal XC1 i0 Link 09
 """
-    assert gpu.parse_xids(log, 100_000.0) == [("0000:5e:00", 64)]
+    assert gpu.parse_xids(log, 100_000.0) == [("0000:5e:00", 64), ("0000:5e:00", 145)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([(0, 94), (299, 94)], [94]),
+        ([(0, 94), (301, 94)], []),
+        ([(0, 94), (0.1, 94), (2, 94)], []),  # one fault, told for each channel
+        ([(0, 94), (100, 39)], [39]),
+        ([(0, 13), (20, 13), (40, 31), (60, 43), (80, 43), (100, 63)], []),
+    ],
+)
+def test_two_soft_xids_within_five_minutes_count(lines: list[tuple[float, int]], found: list[int]) -> None:
+    log = "".join(f"[{9e4 + at:.6f}] NVRM: Xid (PCI:0000:3b:00): {number}, pid=1, fault\n" for at, number in lines)
+    assert [number for _, number in gpu.parse_xids(log, 100_000.0)] == found
+    other = log.replace("3b", "5e", 1)
+    assert found != [94] or not gpu.parse_xids(other, 100_000.0), "of two GPUs"
+
+
+def test_the_check_and_the_reasons_of_failures_agree_on_xids() -> None:
+    """The rules are made from NVIDIA's table, and may become more."""
+    found: dict[Role, set[int]] = {role: set() for role in Role}
+    for rule in all_rules():
+        if rule.name.startswith("xid.toml:") and rule.failure is not FailureClass.GPU_PROGRAM:
+            line = "NVRM: Xid (PCI:0000:3b:00): {}, pid=1"
+            found[rule.role] |= {number for number in range(1, 400) if rule.match(line.format(number))}
+    assert found[Role.ROOT] == gpu.HARD_XIDS and found[Role.CASCADE] == gpu.SOFT_XIDS
+    assert not {13, 31, 43} & (gpu.HARD_XIDS | gpu.SOFT_XIDS)
 
 
 def test_ports_are_read_and_one_that_is_down_is_told(tmp_path: Path) -> None:
