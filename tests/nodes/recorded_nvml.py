@@ -12,8 +12,16 @@ from pathlib import Path
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "nvidia_smi"
 _GPU = re.compile(r"^(?=GPU [0-9A-F]{8}:)", re.MULTILINE)
-_REASONS = {"Idle": 0x1, "Applications Clocks Setting": 0x2, "SW Power Cap": 0x4, "HW Slowdown": 0x8, "Sync Boost": 0x10,
-            "SW Thermal Slowdown": 0x20, "HW Thermal Slowdown": 0x40, "HW Power Brake Slowdown": 0x80}  # fmt: skip
+_REASONS = {
+    "Idle": 0x1,
+    "Applications Clocks Setting": 0x2,
+    "SW Power Cap": 0x4,
+    "HW Slowdown": 0x8,
+    "Sync Boost": 0x10,
+    "SW Thermal Slowdown": 0x20,
+    "HW Thermal Slowdown": 0x40,
+    "HW Power Brake Slowdown": 0x80,
+}
 """Their bits in nvml.h."""
 Values = Mapping[tuple[str, ...], str]
 
@@ -72,8 +80,8 @@ class RecordedNvml:
         return sum(map(int, counts))
 
     def nvmlDeviceGetRemappedRows(self, gpu: int) -> tuple[int, ...]:
-        words = [self._text(gpu, "Remapped Rows", one)
-                 for one in ("Correctable Error", "Uncorrectable Error", "Pending", "Remapping Failure Occurred")]  # fmt: skip
+        names = ("Correctable Error", "Uncorrectable Error", "Pending", "Remapping Failure Occurred")
+        words = [self._text(gpu, "Remapped Rows", one) for one in names]
         return tuple({"No": 0, "Yes": 1}[word] if word in ("No", "Yes") else int(word) for word in words)
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: int) -> int:

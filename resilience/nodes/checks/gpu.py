@@ -87,7 +87,8 @@ def judge(reading: Reading, expected: Expected) -> Iterable[Fault]:
     elif len(gpus) < reading["given"]:
         why = f"the scheduler gives {plural(reading['given'], 'GPU')}, NVML knows {len(gpus)}"
         yield Fault(fail, why, "see it there: nvidia-smi -L")
-    links = Counter(gpu["nvlinks"] for gpu in gpus if "nvlinks" in gpu)
+    links = Counter(gpu["nvlinks"] for gpu in gpus if "nvlinks" in gpu).most_common(1) or [(0, 0)]
+    usual_links = links[0][0] if 2 * links[0][1] > len(gpus) > 2 else 0
     for place, gpu in enumerate(gpus):
         name = f"GPU {gpu.get('index', place)}"
         if "lost" in gpu:
@@ -109,10 +110,9 @@ def judge(reading: Reading, expected: Expected) -> Iterable[Fault]:
         if clock < usual:
             yield Fault(Outcome.WARN, f"the clock of {name} is set to {clock} MHz instead of {usual} MHz",
                         "it is set back by nvidia-smi -rac")  # fmt: skip
-        if len(links) > 1 and 2 * links[most := max(links, key=links.__getitem__)] > len(gpus) > 2:
-            if "nvlinks" in gpu and gpu["nvlinks"] < most:
-                yield Fault(fail, f"{name} has {plural(gpu['nvlinks'], 'active NVLink')}, the others have {most}",
-                            "see it there: nvidia-smi nvlink --status")  # fmt: skip
+        if gpu.get("nvlinks", usual_links) < usual_links:
+            yield Fault(fail, f"{name} has {plural(gpu['nvlinks'], 'active NVLink')}, the others have {usual_links}",
+                        "see it there: nvidia-smi nvlink --status")  # fmt: skip
         width, widest = gpu.get("pcie_width", 0), gpu.get("pcie_width_max", 0)
         if width < widest:  # not its generation: an idle GPU lowers that to save power
             yield Fault(fail, f"the PCIe link of {name} has {width} of {widest} lanes", "it needs to be reseated")
