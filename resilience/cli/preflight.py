@@ -10,8 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from resilience.attempts.elsewhere import avoid
+from resilience.attempts.never_dry import keep_queued
 from resilience.errors import EX_TEMPFAIL, ResilError
 from resilience.hostlist import fold
 from resilience.nodes.checking import check_nodes, find_target
@@ -20,9 +22,14 @@ from resilience.nodes.spares import EX_BAD, read_left
 from resilience.runs.open_project import open_in_child
 from resilience.system.ports import System
 
+if TYPE_CHECKING:
+    from resilience.runs.project import Project
+    from resilience.runs.run_directory import RunDirectory
+
 
 def main(run: str, config: str = "") -> int:
     """Check, and return 75 if the job should end here, 11 if a spare helps, else 0: it trains where it is."""
+    bad: dict[str, str] = {}
     try:
         project = open_in_child(System(), path=Path(config) if config else None)
         directory = project.existing(run)
@@ -42,15 +49,26 @@ def main(run: str, config: str = "") -> int:
             return EX_BAD
         elif not project.loaded.settings.act.enabled:
             print(f"it would go on without {fold(bad)}; to let it: enabled = true under [act]")
-        elif jobs := avoid(project, directory, bad):
+        elif jobs := _without(project, directory, bad):
             print(f"the check before the start failed; job {', '.join(jobs)} will run without {fold(bad)}"
                   f" ({_reasons(bad)})")  # fmt: skip
             return EX_TEMPFAIL
         else:
             print(f"no queued job of the run can do without {fold(bad)}: the job trains here")
     except ResilError as error:
-        print(f"the nodes were not checked: {error.message}")
+        print(f"{_unable(bad)}: {error.message}: the job trains here")
     return 0
+
+
+def _without(project: Project, directory: RunDirectory, bad: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the queued jobs that run without these nodes; with `keep_queued`, the next one may not be queued yet."""
+    if not (jobs := avoid(project, directory, bad)) and keep_queued(project, directory):
+        jobs = avoid(project, directory, bad)
+    return jobs
+
+
+def _unable(bad: Mapping[str, str]) -> str:
+    return f"{fold(bad)} cannot be excluded from the queued jobs now" if bad else "the nodes were not checked"
 
 
 def _reasons(bad: Mapping[str, str]) -> str:

@@ -37,12 +37,14 @@ class CheckTarget(NamedTuple):
         hosts: their names; empty: this node, without srun.
         job: SLURM's internal id of the job that has them: srun does not know the tasks of an array.
         directory: of the run that they belong to.
+        is_cluster: whether other jobs may have other nodes: what fails is evidence.
     """
 
     text: str
     hosts: tuple[str, ...] = ()
     job: str = ""
     directory: RunDirectory | None = None
+    is_cluster: bool = False
 
 
 def find_target(project: Project, run: str = "") -> CheckTarget:
@@ -58,14 +60,15 @@ def find_target(project: Project, run: str = "") -> CheckTarget:
             if job.state.may_have_processes and job.nodes:
                 is_here = scheduler.name == "local"
                 hosts = () if is_here else tuple(expand(job.nodes))
-                return CheckTarget(f"{job.nodes} of job {job.id}", hosts, str(job.raw_id), directory)
+                return CheckTarget(f"{job.nodes} of job {job.id}", hosts, str(job.raw_id), directory, not is_here)
         raise UsageError(f"no job of run {directory.run} is running", hint="check this node: resil nodes check")
     environ = project.system.environ
     hosts = tuple(expand(environ.get("SLURM_JOB_NODELIST", "")))
     job_id = environ.get("SLURM_JOB_ID", "")
-    if job_id and len(hosts) > 1 and environ.get("RESIL_SCHEDULER") != "local":
-        return CheckTarget(f"the {len(hosts)} nodes of job {job_id}", hosts, job_id)
-    return CheckTarget("this node")
+    is_cluster = bool(job_id) and environ.get("RESIL_SCHEDULER") != "local"
+    if is_cluster and len(hosts) > 1:
+        return CheckTarget(f"the {len(hosts)} nodes of job {job_id}", hosts, job_id, is_cluster=True)
+    return CheckTarget("this node", job=job_id, is_cluster=is_cluster)
 
 
 def check_nodes(project: Project, target: CheckTarget, only: Sequence[str] = ()) -> tuple[NodeReport, ...]:
@@ -99,17 +102,21 @@ def check_nodes(project: Project, target: CheckTarget, only: Sequence[str] = ())
 def evidence_of(target: CheckTarget, reports: Sequence[NodeReport], now: float, by: str) -> tuple[Evidence, ...]:
     """Return the evidence in the reports of a job's nodes. Pure.
 
-    None if most nodes fail: then it is not the nodes. A node that is slow with two others is slow, whoever they are.
+    None if most nodes fail: then it is not the nodes. Of a single node nobody knows that: if the checks of one run
+    convict many, one after the other, it is not the nodes either (nodes/standing.py). A node that is slow with two
+    others is slow, whoever they are.
     """
     bad = [one for one in reports if one.outcome is Outcome.FAIL]
-    if not target.job or 2 * len(bad) > len(reports) > 1:
+    if not target.is_cluster or 2 * len(bad) > len(reports) > 1:
         return ()
     run = target.directory.run if target.directory is not None else ""
     slow = [one for one in reports if one not in bad and one.faults.get("pairs")]
     found = []
     for source, nodes in ((Source.CHECK, bad), (Source.SLOW, slow)):
         for one in nodes:
-            about = f"{target.job} {sorted(name for name, faults in one.faults.items() if faults)}"
+            failed = ",".join(sorted(name for name, faults in one.faults.items() if faults))
+            alone = target.directory.path if target.directory is not None and len(reports) == 1 else ""
+            about = f"{alone} {target.job}:{failed}" if alone else f"{target.job}:{one.host} {failed}"
             found.append(
                 Evidence(
                     node=one.host, time=now, source=source, why=one.why, about=about, run=run, job=target.job, by=by

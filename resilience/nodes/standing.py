@@ -42,7 +42,9 @@ MOST_OF_A_RUN = 3
 """If the failures of one run convict more nodes, it is not the nodes."""
 CAP_PERCENT = 5.0
 """Of the nodes of a partition so many may be excluded, at least one, and as many as are idle and not needed."""
-_OF_RUNS = {Source.NAMED, Source.COMMON}
+_OF_RUNS = {Source.NAMED, Source.COMMON, Source.CHECK}
+"""Evidence that blames a node for what may be the run's fault, or that of its storage. A check that compared several
+nodes has a run for each of them in `about` (checking.py): what only some of them have is theirs."""
 _WORDS: Mapping[Source, str] = {
     Source.XID: "the driver of its GPUs says",
     Source.CHECK: "a check failed",
@@ -126,7 +128,7 @@ def _judge_node(node: str, evidence: Sequence[Evidence], ignored: Collection[str
 
 
 def _runs_that_blame_many(by_node: Mapping[str, Sequence[Evidence]]) -> set[str]:
-    """Return the runs whose own failures convict many nodes: their program or their storage is the cause."""
+    """Return the runs that convict many nodes by themselves: their program or their storage is the cause."""
     convicted: dict[str, set[str]] = defaultdict(set)
     for node, evidence in by_node.items():
         mine: dict[str, list[Evidence]] = defaultdict(list)
@@ -139,6 +141,7 @@ def _runs_that_blame_many(by_node: Mapping[str, Sequence[Evidence]]) -> set[str]
 
 
 def _run(one: Evidence) -> str:
+    """Return what the evidence is about, without the attempt."""
     return one.about.rpartition(" ")[0]
 
 

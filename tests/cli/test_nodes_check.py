@@ -11,11 +11,13 @@ import pytest
 
 from resilience.cli import preflight
 from resilience.cli.options import open_project
+from resilience.cluster import Node
 from resilience.job import JobId, JobState
 from resilience.nodes import checking
 from resilience.nodes.check import Asked
 from resilience.nodes.checking import find_target
 from resilience.nodes.fleet import NodeReading
+from tests.lab.fakes import DOWN
 from tests.lab.shell import SETTINGS, Shell
 
 QUICK = ("--with", "memory", "--with", "mou*")
@@ -155,6 +157,81 @@ def test_otherwise_it_trains_and_says_why(
 ) -> None:
     full.update(bad)
     assert before(shell, capsys, act) == (0, said)
+
+
+@pytest.fixture
+def alone(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """A job of a single node, n1, whose /scratch is full."""
+
+    def ask(*_: object) -> NodeReading:
+        return NodeReading(host="n1", readings={"mounts": {"/scratch": "No space left on device"}})
+
+    monkeypatch.setattr(checking, "ask_here", ask)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    return shell
+
+
+def queue_one_more(shell: Shell) -> None:
+    """Queue a job that may run on n1 or n2."""
+    shell.fake.cluster = tuple(Node(name, "IDLE", partitions=("gpu",)) for name in ("n1", "n2", "n3"))
+    shell.fake.records.append(replace(shell.fake.records[-1], id=JobId(8), partition="gpu", node_count=1))
+
+
+def test_a_job_of_one_node_goes_on_elsewhere_and_later_ticks_take_nothing_back(
+    alone: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone.settings(f"{SETTINGS}[act]\nenabled = true\n")
+    assert alone.resil("submit").code == 0
+    queue_one_more(alone)
+    assert preflight.main(str(alone.run_dir)) == 75
+    assert "will run without n1" in capsys.readouterr().out
+    assert {str(one.id): one.excluded for one in alone.fake.records}["8"] == "n1"
+    assert [path.name for path in (alone.run_dir / "checks").iterdir()] == ["7.jsonl"]
+    alone.resil("watch", "job")
+    assert {str(one.id): one.excluded for one in alone.fake.records}["8"] == "n1"
+    (node,) = alone.resil("nodes", "--json").json["nodes"]
+    assert (node["node"], node["state"]) == ("n1", "excluded")
+
+
+def test_what_fails_on_each_single_node_of_a_run_is_not_the_nodes(
+    alone: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone.settings(SETTINGS)
+    assert alone.resil("submit").code == 0
+    for number, job in ((1, "7"), (2, "8"), (3, "9"), (4, "10")):
+        assert {one["state"] for one in alone.resil("nodes", "--json").json["nodes"]} <= {"excluded"}
+        full = NodeReading(host=f"n{number}", readings={"mounts": {"/scratch": "No space left on device"}})
+        monkeypatch.setattr(checking, "ask_here", lambda *_, full=full: full)
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        preflight.main(str(alone.run_dir))
+    nodes = alone.resil("nodes", "--json").json["nodes"]
+    assert len(nodes) == 4 and {one["state"] for one in nodes} == {"good"}
+
+
+def test_bad_nodes_that_cannot_be_excluded_now_are_named_and_it_trains(
+    alone: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone.settings(f"{SETTINGS}[act]\nenabled = true\n")
+    assert alone.resil("submit").code == 0
+    alone.fake.trouble = DOWN
+    assert preflight.main(str(alone.run_dir)) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2] == "FAIL n1: mounts: /scratch: No space left on device"
+    assert said[-1].startswith("n1 cannot be excluded from the queued jobs now: ") and "not checked" not in said[-1]
+    assert said[-1].endswith(": the job trains here")
+
+
+def test_a_job_that_is_still_to_be_queued_is_queued_without_the_bad_node(
+    alone: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The batch shell queues it at the same time, and may be later than the check."""
+    alone.settings(f"{SETTINGS}[act]\nenabled = true\nkeep_queued = 1\n")
+    assert alone.resil("submit").code == 0
+    alone.fake.cluster = tuple(Node(name, "IDLE", partitions=("gpu",)) for name in ("n1", "n2", "n3"))
+    alone.fake.records[0] = replace(alone.fake.records[0], state=JobState.RUNNING, nodes="n1", partition="gpu")
+    assert preflight.main(str(alone.run_dir)) == 75, capsys.readouterr().out
+    assert len(alone.fake.submissions) == 2 and alone.fake.submissions[1].options["exclude"] == "n1"
 
 
 def test_the_history_stays_short(shell: Shell, full: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
