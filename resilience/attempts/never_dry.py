@@ -64,6 +64,10 @@ def keep_queued(project: Project, directory: RunDirectory) -> str:
     behind = newest(live, journal.intents)
     if behind is None or missing <= 0:
         return ""  # without a live job, somebody or something has ended the run
+    if project.loaded.settings.nodes.spares:
+        missing = (
+            1  # no array: SLURM starts its next task when the running one loses a node; the next call queues one more
+        )
     what = f"{plural(missing, 'job')} behind {handle_of(behind, journal.intents)} of run {directory.run}"
     if not settings.enabled:
         return f"it would queue {what} if [act] were enabled"

@@ -49,18 +49,24 @@ def without_bad_nodes(project: Project, request: SubmitRequest) -> Without:
     try:
         passed, options = _options(project, request)
         given = {*expand(request.exclude or options.get("exclude") or "")}
+        asked_for = {*expand(options.get("nodelist") or "")}
         partitions = {*(options.get("partition") or "").split(",")}
         spares = project.loaded.settings.nodes.spares if request.script is None else 0
         needed = _first_number(options.get("nodes") or "1") + spares
-        choice = choose(standings, project.scheduler().nodes(), partitions, needed)
+        choice = choose(standings, project.scheduler().nodes(), partitions, needed, given=given)
     except HostlistError:  # sbatch says what is wrong with it
         return Without(request, {}, ())
     except SchedulerError as error:
         return Without(request, {}, (f"submitted with {names}, which should be avoided: {error.message}",))
     except ResilError:  # the script cannot be read: `prepare` says so
         return Without(request, {}, ())
-    notes = tuple(f"{node} is excluded, but {why}: it may be used" for node, why in choice.beyond.items())
-    avoided = {node: why for node, why in choice.avoid.items() if node not in given}
+    notes = (
+        *(f"{node} is excluded, but {why}: it may be used" for node, why in choice.beyond.items()),
+        *(f"{node} is excluded, but --nodelist asks for it: {choice.avoid[node]}"
+          for node in sorted(asked_for & choice.avoid.keys())),
+        *(f"{node} is excluded, but the scheduler does not know it (any more)" for node in choice.gone),
+    )  # fmt: skip
+    avoided = {node: why for node, why in choice.avoid.items() if node not in given | asked_for}
     if not avoided:
         return Without(request, {}, notes)
     if "exclude" in passed:

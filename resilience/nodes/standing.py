@@ -192,18 +192,20 @@ def choose(
     needed: int,
     *,
     kept: Collection[str] = (),
+    given: Collection[str] = (),
 ) -> Choice:
     """Return which excluded nodes jobs of `needed` nodes in these partitions avoid.
 
     `partitions`: an empty name stands for all of them, where that of the job is unknown. `kept`: nodes that are
-    excluded from these jobs already: the number of idle nodes changes each minute, and they stay excluded.
+    excluded from these jobs already: the number of idle nodes changes each minute, and they stay excluded. `given`:
+    nodes that the user excludes.
     """
     bad = sorted(
         (one for one in standings if one.state is State.EXCLUDED),
         key=lambda one: (not one.by_hand, one.node not in kept, one.since),
     )
     mine = [node for node in nodes if not {"", *node.partitions}.isdisjoint(partitions)]
-    usable = {node.name for node in mine if node.is_usable}
+    usable = {node.name for node in mine if node.is_usable and node.name not in given}
     names = {one.node for one in bad}
     spares = sum(node.state == "IDLE" and node.name in usable - names for node in mine) - needed
     cap = max(1, int(len(mine) * CAP_PERCENT / 100), spares)
@@ -212,7 +214,7 @@ def choose(
     beyond: dict[str, str] = {}
     automatic = 0
     for one in bad:
-        if one.node not in own:
+        if one.node not in own or one.node in given:
             continue
         if len(usable - avoid.keys() - {one.node}) < max(1, needed):
             beyond[one.node] = f"the run needs {plural(needed, 'node')}, and no other is left"

@@ -371,9 +371,29 @@ def test_a_run_that_needs_all_nodes_is_told(run: Run, nodes: str, note: str) -> 
     assert without_bad_nodes(run.project, request(extra_args=("--nodes", nodes))).notes == (note,)
 
 
+def test_what_the_user_excludes_counts_when_a_run_needs_the_other_nodes(run: Run) -> None:
+    """A job that excludes all nodes of its partition waits for ever."""
+    knows(run, Source.CHECK)
+    found = without_bad_nodes(run.project, request(exclude="n[8-9]"))
+    note = "n7 is excluded, but the run needs 1 node, and no other is left: it may be used"
+    assert (found.request.avoid, found.notes) == ("", (note,))
+    found = without_bad_nodes(run.project, request(exclude="n[8-9]", extra_args=("--partition=gpu",)))
+    assert found.request.avoid == ""
+
+
+def test_a_node_that_the_user_asks_for_by_name_is_used(run: Run) -> None:
+    """sbatch refuses a job that both wants and excludes a node."""
+    knows(run, Source.CHECK)
+    for words in (("--nodelist=n[7-8]",), ("-w", "n7")):
+        found = without_bad_nodes(run.project, request(extra_args=words))
+        assert found.request.avoid == ""
+        assert found.notes == ("n7 is excluded, but --nodelist asks for it: a check failed: broken",)
+
+
 def test_a_node_that_is_gone_is_not_excluded_as_sbatch_would_refuse_the_job(run: Run) -> None:
     knows(run, Source.CHECK, "gone")
-    assert without_bad_nodes(run.project, request()) == (request(), {}, ())
+    note = "gone is excluded, but the scheduler does not know it (any more)"
+    assert without_bad_nodes(run.project, request()) == (request(), {}, (note,))
 
 
 def test_without_an_answer_it_is_submitted_and_said(run: Run) -> None:
@@ -421,3 +441,17 @@ def test_a_node_that_is_gone_leaves_the_lists_of_jobs_as_slurm_would_refuse_them
     run.queue.records[0] = replace(run.queue.records[0], state=JobState.RUNNING)
     keep_queued(run.project, run.directory)
     assert run.queue.submissions[-1].options["exclude"] == "n[7,9]"
+
+
+def test_jobs_with_spares_are_queued_one_by_one(tmp_path: Path) -> None:
+    """SLURM starts the next task of an array when the running one loses a node."""
+    run = made(tmp_path, ENABLED + "keep_queued = 2\n[nodes]\nspares = 1\n[sbatch]\nnodes = 1\n")
+    run.queue.records.clear()
+    perform(run.project, prepare(run.project, request(template="srun")))
+    run.queue.records[0] = replace(run.queue.records[0], state=JobState.RUNNING)
+    for count in (2, 3):
+        assert "queued 1 job behind" in keep_queued(run.project, run.directory)
+        assert len(run.queue.submissions) == count
+        assert run.queue.submissions[-1].options["array"] == "1%1"
+        run.clock.time += 600
+    assert keep_queued(run.project, run.directory) == ""
