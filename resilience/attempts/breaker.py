@@ -338,13 +338,21 @@ def _bad_hosts(ended: Sequence[LedgerRow], progressed: Sequence[LedgerRow], poli
 
 
 def host_at_fault(failure: Failure, policy: ActSettings) -> str:
-    """Return the host that a failure names as its cause, as SLURM knows it; empty: none. Pure.
+    """Return the host that a failure names as its cause; empty: none. Pure.
 
     A single failure proves nothing: enough to use another node where one is idle, not to exclude the host.
     """
     is_certain = failure.confidence is not Confidence.GUESS
     is_of_a_host = treatment_of_class(failure.failure, policy) in OF_A_HOST
-    return failure.host.partition(".")[0] if is_certain and is_of_a_host else ""
+    return failure.host if is_certain and is_of_a_host else ""
+
+
+def node_of_host(host: str, nodes: Collection[str]) -> tuple[str, ...]:
+    """Return the node that has this host name: one or none. Either may have a domain that the other has not."""
+    if host in nodes:
+        return (host,)
+    short = [node for node in nodes if host and node.partition(".")[0] == host.partition(".")[0]]
+    return (short[0],) if len(short) == 1 else ()
 
 
 def nodes_of(row: LedgerRow) -> frozenset[str]:
@@ -355,7 +363,7 @@ def nodes_of(row: LedgerRow) -> frozenset[str]:
 def hosts_of(row: LedgerRow) -> frozenset[str]:
     """Return the node that its failure names, or the only one it had; none if that is unknown."""
     nodes, failure = nodes_of(row), row.failure
-    named = nodes & {failure.host.partition(".")[0]} if failure is not None else frozenset()
+    named = frozenset(node_of_host(failure.host, nodes)) if failure is not None else frozenset()
     return named or (nodes if len(nodes) == 1 else frozenset())
 
 

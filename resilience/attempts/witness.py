@@ -25,6 +25,8 @@ from resilience.messages import cut
 from resilience.nodes.evidence import Evidence, Source
 from resilience.settings.sections import ActSettings
 
+MOST_SUSPECTS = 8
+"""Of more nodes nobody knows which one it is; and a crash loop on a thousand nodes would fill the folder."""
 _XID_RULES = "xid.toml:"
 _XID = re.compile(r"Xid \([^)]*\).*?: (\d+)[,\s]")
 
@@ -47,7 +49,7 @@ def evidence_of(rows: Sequence[LedgerRow], policy: ActSettings, run: str, path: 
         counts = Counter(node for one in before for node in nodes_of(one) - good)
         most = max(counts.values(), default=0)
         suspects = [node for node in nodes_of(row) if counts[node] == most]
-        if good and most >= WITNESSES and suspects:
+        if good and most >= WITNESSES and 0 < len(suspects) <= MOST_SUSPECTS:
             why = f"{most} attempts failed on it, and others made progress without it"
             for node in suspects:
                 found.append(_evidence(row, node, Source.COMMON, why, run, path, by, share=1 / len(suspects)))

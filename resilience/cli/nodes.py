@@ -10,6 +10,7 @@ from resilience.cli.nodes_check import check
 from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, duration_s, open_project
 from resilience.cli.output import clean, print_json, print_table, say
 from resilience.errors import ResilError, SchedulerUnavailable, UsageError
+from resilience.messages import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +68,16 @@ def allow(
     """Let jobs use nodes again, for instance after a repair: what was before counts no more."""
     from resilience.nodes.evidence import Source
 
-    _decide(open_project(config, scheduler), _names(nodes), Source.ALLOWED, why)
+    project = open_project(config, scheduler)
+    wanted, known = _names(nodes), {one.node for one in _standings(project)}
+    if not known.issuperset(wanted):  # a breaker may have excluded a node without evidence
+        known = known.union(_nodes_of(project) or wanted)
+    for node in wanted:
+        if node not in known:
+            raise UsageError(
+                f"nothing is known of node {node}, and the scheduler has none", hint=suggest(node, sorted(known)[:50])
+            )
+    _decide(project, wanted, Source.ALLOWED, why)
 
 
 @app.command(epilog="Examples: resil nodes report n7; resil nodes report n7 | mail -s 'node n7' support@example.org")
@@ -77,7 +87,6 @@ def report(
     """Write a message about a node for the administrators, with each observation: time, job, what was seen."""
     from contextlib import suppress
 
-    from resilience.messages import suggest
     from resilience.nodes.message import compose
 
     project = open_project(config)
@@ -123,6 +132,10 @@ def _standings(project: Project) -> Sequence[Standing]:
     found = folder.read(now)
     if found.damaged:
         say(f"skipped {len(found.damaged)} damaged files in {folder.path}: {', '.join(found.damaged[:3])}")
+    if found.ahead:
+        say(f"{len(found.ahead)} files in {folder.path} do not count yet, by clocks that are ahead: {found.ahead[0]}")
+    if found.older:
+        say(f"{found.older} older records in {folder.path} were not read")
     return judge(found.evidence, now)
 
 
@@ -140,18 +153,21 @@ def _names(text: str) -> list[str]:
 
 def _known(project: Project, text: str) -> list[str]:
     """Return the nodes. Raise UsageError for one that the scheduler does not know."""
-    from resilience.messages import suggest
-
     wanted = _names(text)
-    try:
-        known = [node.name for node in project.scheduler().nodes()]
-    except SchedulerUnavailable as error:
-        say(f"not checked whether there are such nodes: {error.message}")
-        return wanted
+    known = _nodes_of(project) or wanted
     for node in wanted:
         if node not in known:
             raise UsageError(f"there is no node {node!r}", hint=suggest(node, known[:50]))
     return wanted
+
+
+def _nodes_of(project: Project) -> list[str]:
+    """Return the nodes that there are; none if the scheduler does not answer, and that is said."""
+    try:
+        return [node.name for node in project.scheduler().nodes()]
+    except SchedulerUnavailable as error:
+        say(f"not checked whether there are such nodes: {error.message}")
+        return []
 
 
 def _decide(project: Project, nodes: Sequence[str], source: Source, why: str, seconds: float = 0.0) -> None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.attempts.breaker import host_at_fault
+from resilience.attempts.breaker import host_at_fault, node_of_host
 from resilience.attempts.classify import classify
 from resilience.attempts.elsewhere import read_standings, still_excluded
 from resilience.attempts.ledger import evidence_of
@@ -36,7 +36,7 @@ def main(run: str, config: str = "") -> int:
             print("this job has no spares")
             return 0
         lost = _lost(project, left)
-        bad = lost | {host: why for host, why in _at_fault(project, run).items() if host not in lost}
+        bad = lost | {host: why for host, why in _at_fault(project, run, left).items() if host not in lost}
         if reasons := [why for host, why in bad.items() if host in left.launch]:
             print(f"{left.without(bad)} {'; '.join(reasons)}")
             return EX_LOST if lost.keys() & {*left.launch} else EX_BAD
@@ -55,7 +55,7 @@ def _lost(project: Project, left: Left) -> dict[str, str]:
     return lost | silent_nodes(project.system, [host for host in left.hosts if host not in lost])
 
 
-def _at_fault(project: Project, run: str) -> dict[str, str]:
+def _at_fault(project: Project, run: str, left: Left) -> dict[str, str]:
     """Return the nodes that this attempt names as its cause, or earlier ones did."""
     directory = project.existing(run)
     standings = read_standings(project)
@@ -64,8 +64,9 @@ def _at_fault(project: Project, run: str) -> dict[str, str]:
     number = project.system.environ.get("RESIL_ATTEMPT", "")
     for attempt in read_attempts(directory, newest=1):
         failure = classify(evidence_of(directory, attempt))
-        if str(attempt.number) == number and (host := host_at_fault(failure, project.loaded.settings.act)):
-            found[host] = f"{host}: {failure.reason}"
+        if str(attempt.number) == number:
+            at_fault = node_of_host(host_at_fault(failure, project.loaded.settings.act), left.hosts)
+            found |= {host: f"{host}: {failure.reason}" for host in at_fault}
     return found
 
 

@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 KEPT_S = 60 * 86400.0
 """Older records are removed: twice as long as the longest exclusion and its probation (standing.py)."""
 MOST_READ = 5000
+"""Facts; the decisions of people are read in any case."""
+AHEAD_S = 300.0
+"""Clocks of nodes may differ by this."""
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _LAST = 1e11
 """No time is later; iso_time fails beyond the year 9999."""
-_NAME = re.compile(r"(\d{10,12})\.([0-9a-f]{16})\.json")
+_NAME = re.compile(r"(\d{10,12})\.([0-9a-f]{16})(\.person)?\.json")
 
 
 def is_node_name(text: str) -> bool:
@@ -96,11 +99,29 @@ class Evidence:
         return short_digest(f"{self.node}\n{self.source}\n{self.about}".encode())
 
 
+DECISIONS = {Source.EXCLUDED, Source.ALLOWED}
+
+
+class _Name(NamedTuple):
+    name: str
+    key: str
+    is_by_person: bool
+
+
 class Found(NamedTuple):
-    """What is in the folder: the records, oldest first, and the names of files that are none."""
+    """What is in the folder.
+
+    Attributes:
+        evidence: the records, oldest first.
+        damaged: names of files that are none.
+        ahead: those of a clock that is ahead, on a file server whose clock is ahead as well: they do not count yet.
+        older: how many facts were not read because there are too many.
+    """
 
     evidence: tuple[Evidence, ...] = ()
     damaged: tuple[str, ...] = ()
+    ahead: tuple[str, ...] = ()
+    older: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +139,10 @@ class EvidenceFolder:
     def read(self, now: float) -> Found:
         """Return the records that are not too old; none without a folder. Raise StateDirectoryError if that fails."""
         found: dict[str, Evidence] = {}
-        damaged = []
-        for name, key in sorted(self._names(now))[-MOST_READ:]:
+        damaged, ahead = [], []
+        names = sorted(self._names(now), key=lambda one: (one.is_by_person, one.name))
+        older = max(0, sum(not one.is_by_person for one in names) - MOST_READ)
+        for name, key, _ in names[older:]:
             if key in found:
                 continue  # written twice, at different times: of an attempt whose end was not known at first
             try:
@@ -128,10 +151,15 @@ class EvidenceFolder:
                     one = from_record(Evidence, json.loads(raw[0]), strict=True)
                     if not is_node_name(one.node) or not all(0 <= at < _LAST for at in (one.time, one.until)):
                         raise ValueError("not the name of a node, or no time")
-                    found[key] = one
+                    early_s = one.time - raw[1].st_mtime if one.time > now + AHEAD_S else 0.0
+                    if one.time - early_s > now + AHEAD_S:
+                        ahead.append(name)
+                        continue
+                    found[key] = replace(one, time=one.time - early_s, until=max(0.0, one.until - early_s))
             except (StateDirectoryError, ValueError, TypeError, OverflowError, RecursionError):
                 damaged.append(name)
-        return Found(tuple(sorted(found.values(), key=lambda one: one.time)), tuple(damaged))
+        evidence = tuple(sorted(found.values(), key=lambda one: one.time))
+        return Found(evidence, tuple(damaged), tuple(ahead), older)
 
     def add(self, evidence: Iterable[Evidence], now: float) -> int:
         """Write the records that are not there yet, and return how many. Remove those that are too old.
@@ -142,14 +170,15 @@ class EvidenceFolder:
         new = {one.key: one for one in evidence if now - one.time < KEPT_S}
         if not new:
             return 0
-        known = {key for _, key in self._names(now, removes=True)}
+        known = {one.key for one in self._names(now, removes=True)}
         new = {key: one for key, one in new.items() if key not in known}
         if new:
             make_shared_directory(self.path, self.group)
         mode = 0o660 if new and self._is_shared() else 0o600
         for key, one in new.items():
             one = replace(one, time=min(one.time, now))
-            path = self.path / f"{max(0, round(one.time)):010d}.{key}.json"
+            person = ".person" if one.source in DECISIONS else ""
+            path = self.path / f"{max(0, round(one.time)):010d}.{key}{person}.json"
             write_atomic(path, to_json(to_record(one)), mode=mode, sweep=False)
         return len(new)
 
@@ -160,8 +189,8 @@ class EvidenceFolder:
         except OSError as error:
             raise explain_os_error(error, "access", self.path) from error
 
-    def _names(self, now: float, *, removes: bool = False) -> list[tuple[str, str]]:
-        """Return name and key of each record; `removes` those that are too old and ours."""
+    def _names(self, now: float, *, removes: bool = False) -> list[_Name]:
+        """Return the names of the records; `removes` those that are too old and ours."""
         try:
             names = os.listdir(self.path)  # noqa: PTH208 - names
         except FileNotFoundError:
@@ -173,7 +202,7 @@ class EvidenceFolder:
             if (match := _NAME.fullmatch(name)) is None:
                 continue
             if now - float(match[1]) < KEPT_S:
-                found.append((name, match[2]))
+                found.append(_Name(name, match[2], match[3] is not None))
             elif removes:
                 with suppress(OSError):
                     (self.path / name).unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from resilience.messages import plural
 from resilience.nodes.evidence import Evidence, Source
 from resilience.nodes.standing import WEIGHTS, Standing
 from resilience.system.ports import iso_time
@@ -17,7 +18,9 @@ def compose(standing: Standing, cluster: str, user: str) -> str:
     lines = [first, "", f"Please look at node {standing.node}."]
     if standing.why:
         lines.append(f"Our jobs are kept away from it ({standing.why})." if standing.until else f"{standing.why}.")
-    lines += ["", f"{len(facts)} observations:", *map(line_of, facts[-MOST_LINES:])]
+    if facts:
+        older = f", the last {MOST_LINES}" if len(facts) > MOST_LINES else ""
+        lines += ["", f"{plural(len(facts), 'observation')}{older}:", *map(line_of, facts[-MOST_LINES:])]
     avoided = [one for one in standing.evidence if one.source is Source.AVOIDED]
     if avoided:
         lines += ["", f"Elsewhere it goes on: {avoided[-1].why}."]

@@ -38,6 +38,9 @@ def on(nodes: str, failure: FailureClass, number: int = 1, **more: Any) -> Ledge
         (on("n[1-4]", C.GPU_FAULT, host="n3.cluster.example"), [("n3", "named", 1.0)]),
         (on("n7", C.IO_ERROR), [("n7", "named", 1.0)]),
         (on("n[1-2]", C.NODE_FAILURE, host="n2"), [("n2", "named", 1.0)]),
+        (on("n[1-4].hpc", C.GPU_FAULT, host="n3.hpc"), [("n3.hpc", "named", 1.0)]),
+        (on("n[1-4].hpc", C.GPU_FAULT, host="n3"), [("n3.hpc", "named", 1.0)]),
+        (on("a.x,a.y", C.GPU_FAULT, host="a"), []),
         (on("n[1-4]", C.GPU_FAULT), []),
         (on("n[1-4]", C.GPU_FAULT, host="login1"), []),
         (on("n7", C.GPU_FAULT, confidence=Confidence.GUESS), []),
@@ -79,6 +82,7 @@ def fine(nodes: str, number: int) -> LedgerRow:
         ([fine("n8", 1), on("n7", C.UNKNOWN, 2), on("n7", C.NETWORK, 3)], [("n7", "common", 1.0)]),
         ([fine("n[3-4]", 1), on("n[1-2]", C.UNKNOWN, 2), on("n[1-2]", C.UNKNOWN, 3)],
          [("n1", "common", 0.5), ("n2", "common", 0.5)]),
+        ([fine("n99", 1), on("n[1-9]", C.UNKNOWN, 2), on("n[1-9]", C.UNKNOWN, 3)], []),
         ([fine("n8", 1), on("n7", C.UNKNOWN, 2)], []),
         ([fine("n7", 1), on("n7", C.UNKNOWN, 2), on("n7", C.UNKNOWN, 3)], []),
         ([on("n7", C.UNKNOWN, 2), on("n7", C.UNKNOWN, 3)], []),
@@ -86,7 +90,7 @@ def fine(nodes: str, number: int) -> LedgerRow:
         ([fine("n8", 1), on("n7", C.UNKNOWN, 2), on("n7", C.UNKNOWN, 90)], []),
         ([on("n7", C.UNKNOWN, 1), on("n7", C.UNKNOWN, 2), fine("n8", 3)], [("n7", "common", 1.0)]),
     ],
-    ids=["of two", "alone", "which of two", "once", "also a good one", "no good one", "the program", "a day between",
+    ids=["of two", "alone", "which of two", "of nine", "once", "also a good one", "no good one", "the program", "a day apart",
          "the good one later"],
 )  # fmt: skip
 def test_a_node_that_is_common_to_failures_and_absent_from_progress(

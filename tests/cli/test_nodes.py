@@ -102,6 +102,7 @@ def test_a_dry_run_shows_the_exclusion(shell: Shell) -> None:
         (("exclude", "../n7"), "'../n7' cannot be the name of a node"),
         (("allow", "n7/"), "'n7/' cannot be the name of a node"),
         (("allow", ""), "'' cannot be the name of a node"),
+        (("allow", "n77"), "nothing is known of node n77, and the scheduler has none"),
         (("exclude", "n7", "--for", "soon"), "--for soon"),
         (("exclude", "n7", "--for", "90d"), "--for 90d must be"),
         (("report", "n7"), "nothing is known of node n7"),
@@ -121,9 +122,23 @@ def test_while_the_scheduler_does_not_answer_the_decision_is_kept(shell: Shell) 
     assert "watch job" in said.err and "excluded" in shell.resil("nodes").out
 
 
+def test_a_node_that_is_gone_can_be_allowed_and_nothing_else_is_mistaken_for_one(shell: Shell) -> None:
+    knows(shell, Source.CHECK, node="old1")
+    said = shell.resil("nodes", "allow", "old2")
+    assert said.code == 2 and "did you mean old1?" in said.err
+    assert shell.resil("nodes", "allow", "old1").code == 0
+    assert shell.resil("nodes", "allow", "n3").code == 0, "a breaker may have excluded it without evidence"
+
+
+def test_a_message_without_observations_has_the_word_of_the_person_who_excluded_it(shell: Shell) -> None:
+    shell.resil("nodes", "exclude", "n7", "--why", "fan is dead")
+    said = shell.resil("nodes", "report", "n7").out
+    assert "fan is dead" in said and "observations" not in said
+
+
 def test_the_message_for_the_administrators_is_ready_to_paste(shell: Shell, tmp_path: Path) -> None:
     knows(shell, Source.NAMED, Source.XID)
     shell.fake.answers = replace(shell.fake.answers, cluster="alpha")
     said = shell.resil("nodes", "report", "n7")
     assert said.code == 0 and said.out.startswith("Subject: node n7 of alpha seems to be faulty")
-    assert "named, job 12, ada: gpu fault: ECC" in said.out
+    assert "2 observations:" in said.out and "named, job 12, ada: gpu fault: ECC" in said.out

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from resilience.errors import StateDirectoryError
+from resilience.nodes import evidence as module
 from resilience.nodes.evidence import KEPT_S, Evidence, EvidenceFolder, Source, evidence_folder
 from resilience.nodes.standing import State, judge
 from tests.lab.fakes import NOW, make_project
@@ -92,6 +93,34 @@ def test_what_a_clock_that_is_ahead_reports_can_be_allowed(folder: EvidenceFolde
     folder.add([replace(ONE, time=NOW + 60, source=Source.ALLOWED, about="ada")], NOW + 60)
     for later_s in (60, 2 * 86400):
         assert judge(folder.read(NOW + later_s).evidence, NOW + later_s)[0].state is State.GOOD
+
+
+def test_what_a_host_with_a_wrong_clock_wrote_counts_from_when_the_file_server_got_it(folder: EvidenceFolder) -> None:
+    """Else it would be the newest word for years: nobody could allow the node."""
+    folder.add([replace(ONE, time=NOW + 1e8, source=Source.EXCLUDED, until=NOW + 1e8 + 3600)], NOW + 1e8)
+    (path,) = folder.path.iterdir()
+    os.utime(path, (NOW - 60, NOW - 60))
+    (found,) = folder.read(NOW).evidence
+    assert (found.time, found.until) == (NOW - 60, NOW - 60 + 3600)
+    assert judge(folder.read(NOW).evidence, NOW)[0].state is State.EXCLUDED
+    folder.add([replace(ONE, time=NOW + 60, source=Source.ALLOWED, about="ada")], NOW + 60)
+    assert judge(folder.read(NOW + 60).evidence, NOW + 60)[0].state is State.GOOD
+    os.utime(path, (NOW + 1e8, NOW + 1e8))
+    seen = folder.read(NOW + 60)
+    assert [one.source for one in seen.evidence] == [Source.ALLOWED] and seen.ahead == (path.name,)
+
+
+def test_of_very_many_records_the_newest_are_read_and_every_decision_of_a_person(
+    folder: EvidenceFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_READ", 3)
+    by_hand = replace(ONE, node="n1", time=NOW - 900, source=Source.EXCLUDED, until=NOW + 900)
+    folder.add([by_hand, *(replace(ONE, time=NOW - at, about=f"/runs/gpt {at}") for at in range(5))], NOW)
+    found = folder.read(NOW)
+    assert found.evidence[0] == by_hand and len(found.evidence) == 4 and found.older == 2
+    assert folder.read(NOW + KEPT_S - 901).evidence, "it is as old as any other in the end"
+    folder.add([replace(ONE, time=NOW + KEPT_S)], NOW + KEPT_S)
+    assert len([*folder.path.iterdir()]) == 1
 
 
 def test_a_link_or_a_pipe_is_no_record(folder: EvidenceFolder, tmp_path: Path) -> None:
