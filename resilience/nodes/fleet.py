@@ -22,6 +22,9 @@ from resilience.quantities import format_bytes, format_duration, parse_in_unit
 LEAST_VALUES = 3
 """A base needs as many values: of two nodes, none says which one is wrong."""
 
+MOST_VOTES = 3
+"""Values of one host in the history: a slow node that gets one job after the other would become what is normal."""
+
 LEAST_SHARE = 0.6
 """If fewer values than this agree with their base, there is none: half of the fleet may be bad."""
 
@@ -152,6 +155,9 @@ def judge_nodes(
         parsed |= {
             key.partition(".")[2]: parse_rule(key, text) for key, text in rules.items() if key.startswith(f"{name}.")
         }
+        usual = _usual_texts(name, check, nodes)
+        peers = sum(node.readings.get(name) is not None for node in nodes)
+        bases: dict[tuple[str, str], float | None] = {}
         for node in nodes:
             faults = list[Fault]()
             if (error := node.errors.get(name)) is not None:
@@ -160,22 +166,22 @@ def judge_nodes(
             if reading is not None:
                 faults += check.judge(reading, expected)
                 for key, value in _figures(reading).items():
-                    if (rule := parsed.get(key) or parsed.get("*")) is not None:
-                        faults += _by_rule(rule, key, value, _values(name, key, node.kind, nodes, history))
-                faults += _different(name, check, node, nodes)
-            elif error is None:
-                peers = sum(other.readings.get(name) is not None for other in nodes)
-                if 2 * peers > len(nodes):
-                    faults.append(
-                        Fault(Outcome.FAIL, f"nothing of the kind is there, but on {plural(peers, 'other node')}")
-                    )
+                    if (rule := parsed.get(key) or parsed.get("*")) is None:
+                        continue
+                    if rule.is_relative and (key, node.kind) not in bases:
+                        bases[key, node.kind] = base_of(_values(name, key, node.kind, nodes, history), rule)
+                    faults += _by_rule(rule, key, value, bases.get((key, node.kind)))
+                faults += _different(reading, usual)
+            elif error is None and 2 * peers > len(nodes):
+                faults.append(
+                    Fault(Outcome.FAIL, f"nothing of the kind is there, but on {plural(peers, 'other node')}")
+                )
             if faults or reading is not None:
                 found[node.host][name] = tuple(faults)
     return tuple(NodeReport(host=one.host, faults=found[one.host], readings=one.readings) for one in everyone)
 
 
-def _by_rule(rule: Rule, key: str, value: float, values: Sequence[float]) -> Iterable[Fault]:
-    base = base_of(values, rule) if rule.is_relative else None
+def _by_rule(rule: Rule, key: str, value: float, base: float | None) -> Iterable[Fault]:
     if rule.is_broken(value, base):
         name = key if key.startswith("/") else key.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
         text = f"{name} is {_amount(key, value)}"
@@ -193,32 +199,55 @@ def _amount(key: str, value: float) -> str:
     return f"{value:.3g} MB/s" if key.startswith("/") else f"{value:.3g}"
 
 
-def _different(name: str, check: Check, node: NodeReading, nodes: Sequence[NodeReading]) -> Iterable[Fault]:
-    """Yield the texts that differ from those of most nodes; nobody is wrong where there is no majority."""
-    readings = [reading for other in nodes if (reading := other.readings.get(name)) is not None]
-    own = node.readings.get(name) or {}
+class _Usual(NamedTuple):
+    """The text of a key that most nodes have, on how many nodes, and what another one is."""
+
+    text: str
+    nodes: int
+    outcome: Outcome
+
+
+def _usual_texts(name: str, check: Check, nodes: Sequence[NodeReading]) -> dict[str, _Usual]:
+    """Return the texts that most nodes have; nobody is wrong where there is no majority."""
+    readings = [reading for node in nodes if (reading := node.readings.get(name)) is not None]
+    found = {}
     for key in sorted({key for reading in readings for key in reading}):
         outcome = check.equal.get(key) or check.equal.get("*")
         texts = [reading.get(key, "") for reading in readings]
         if outcome is None or not all(isinstance(text, str) for text in texts):
             continue
         text, count = Counter(texts).most_common(1)[0]
-        if own.get(key, "") != text and 2 * count > len(texts):
-            if key.startswith("$"):
-                how = "not set here" if not own.get(key) else "different here" if text else "set here only"
-                yield Fault(outcome, f"{key} is {how}")
-            else:
-                yield Fault(
-                    outcome, f"{key} is {own.get(key) or 'not there'}, {text or 'not there'} on {plural(count, 'node')}"
-                )
+        if 2 * count > len(texts):
+            found[key] = _Usual(text, count, outcome)
+    return found
+
+
+def _different(own: Mapping[str, Any], usual: Mapping[str, _Usual]) -> Iterable[Fault]:
+    """Yield the texts that differ from those of most nodes."""
+    for key, (text, count, outcome) in usual.items():
+        if own.get(key, "") == text:
+            continue
+        if key.startswith("$"):
+            how = "not set here" if not own.get(key) else "different here" if text else "set here only"
+            yield Fault(outcome, f"{key} is {how}")
+        else:
+            yield Fault(
+                outcome, f"{key} is {own.get(key) or 'not there'}, {text or 'not there'} on {plural(count, 'node')}"
+            )
 
 
 def _values(
     name: str, key: str, kind: str, nodes: Sequence[NodeReading], history: Sequence[Mapping[str, Any]]
 ) -> list[float]:
-    now = [_figures(node.readings.get(name) or {}).get(key) for node in nodes if node.kind == kind]
-    before = [line["figures"].get(f"{name}.{key}") for line in history if line.get("kind") == kind]
-    return [value for value in (*now, *before) if isinstance(value, int | float)]
+    """Return the values of a figure: of these nodes, and the last few of each host in the history."""
+    found = [_figures(node.readings.get(name) or {}).get(key) for node in nodes if node.kind == kind]
+    votes = Counter[str]()
+    for line in reversed(history):
+        host, figures = str(line.get("host")), line.get("figures")
+        if line.get("kind") == kind and isinstance(figures, dict) and votes[host] < MOST_VOTES:
+            votes[host] += 1
+            found.append(figures.get(f"{name}.{key}"))
+    return [value for value in found if isinstance(value, int | float)]
 
 
 def _figures(reading: Mapping[str, Any]) -> dict[str, float]:

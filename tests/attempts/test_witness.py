@@ -90,7 +90,7 @@ def fine(nodes: str, number: int) -> LedgerRow:
         ([fine("n8", 1), on("n7", C.UNKNOWN, 2), on("n7", C.UNKNOWN, 90)], []),
         ([on("n7", C.UNKNOWN, 1), on("n7", C.UNKNOWN, 2), fine("n8", 3)], [("n7", "common", 1.0)]),
     ],
-    ids=["of two", "alone", "which of two", "of nine", "once", "also a good one", "no good one", "the program", "a day apart",
+    ids=["of two", "alone", "which of two", "of nine", "once", "also a good", "no good", "the program", "a day apart",
          "the good one later"],
 )  # fmt: skip
 def test_a_node_that_is_common_to_failures_and_absent_from_progress(

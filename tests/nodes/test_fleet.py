@@ -82,6 +82,23 @@ def test_a_node_alone_is_compared_with_earlier_checks_of_its_kind() -> None:
     assert judged(slow, [{**line, "kind": "32 x Xeon"} for line in past])["n9"].outcome is Outcome.PASS
 
 
+def test_a_node_that_was_checked_often_has_no_more_votes_than_others() -> None:
+    """A slow node that gets job after job would become what is normal."""
+    past = [figures_of(node("n3", compute={"compute_s": 0.5})) for _ in range(50)]
+    past += [figures_of(node(f"n{i}", compute={"compute_s": 0.1})) for i in range(10, 20)]
+    assert judged([node("n3", compute={"compute_s": 0.5})], past)["n3"].outcome is Outcome.FAIL
+    own = [figures_of(node("n3", compute={"compute_s": 0.1})) for _ in range(4)]
+    assert judged([node("n3", compute={"compute_s": 0.5})], own)["n3"].outcome is Outcome.FAIL, "its own past counts"
+
+
+@pytest.mark.parametrize(
+    "line", [{}, {"kind": KIND, "figures": 3}, {"kind": KIND, "figures": {"compute.compute_s": "x"}}]
+)
+def test_a_line_of_the_history_that_is_none_hides_nothing(line: Any) -> None:
+    past = [line, *(figures_of(node(f"n{i}", compute={"compute_s": 0.1})) for i in range(4))]
+    assert judged([node("n9", compute={"compute_s": 0.5})], past)["n9"].outcome is Outcome.FAIL
+
+
 def test_a_rule_of_the_user_replaces_the_default() -> None:
     full = [node("n1", memory={"memory": "8 GiB", "available_percent": 50.0, "shm_free_bytes": 2**30})]
     assert judged(full)["n1"].outcome is Outcome.PASS
