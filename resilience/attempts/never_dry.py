@@ -26,7 +26,15 @@ from resilience.hostlist import expand, fold
 from resilience.messages import plural
 from resilience.runs.breaker_file import read_breaker
 from resilience.runs.run_jobs import handle_of, jobs_of_run, newest, requeues_itself, scheduler_of
-from resilience.runs.submissions import Deed, Intent, Outcome, newest_intent, read_journal
+from resilience.runs.submissions import (
+    Deed,
+    Intent,
+    Outcome,
+    excluded_by_user,
+    newest_intent,
+    option_of,
+    read_journal,
+)
 from resilience.runs.submit import perform, prepare
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.runs.switches import policy_of_run, read_switch
@@ -65,9 +73,7 @@ def keep_queued(project: Project, directory: RunDirectory) -> str:
     if behind is None or missing <= 0:
         return ""  # without a live job, somebody or something has ended the run
     if project.loaded.settings.nodes.spares:
-        missing = (
-            1  # no array: SLURM starts its next task when the running one loses a node; the next call queues one more
-        )
+        missing = 1  # SLURM starts the next task of an array when the running one loses a node
     what = f"{plural(missing, 'job')} behind {handle_of(behind, journal.intents)} of run {directory.run}"
     if not settings.enabled:
         return f"it would queue {what} if [act] were enabled"
@@ -78,21 +84,16 @@ def _queue(
     project: Project, directory: RunDirectory, intents: Sequence[Intent], last: Intent, missing: int, behind: Job
 ) -> str:
     """Queue an array of the last script. Return an empty text, or why nothing was queued."""
-    words = last.argv[: last.argv.index(last.script)] if last.script in last.argv else ()
     args = last.argv[last.argv.index(last.script) + 1 :] if last.script in last.argv else ()
-    exclude = _option(words, "exclude")
-    if last.avoid:  # resil's own, which may be good again
-        exclude = fold({*expand(exclude)} - {*expand(last.avoid)})
     project = _with_scheduler(project, scheduler_of(intents))
-    exclude = _still_there(project, exclude)
     request = SubmitRequest(
         run=directory.run,
         script=Path(last.script),
         script_args=tuple(args),
         array=str(missing),
         after=handle_of(behind, intents),
-        exclude=exclude,
-        time=_option(words, "time"),
+        exclude=_still_there(project, excluded_by_user(last)),  # resil's own may be good again
+        time=option_of(last, "time"),
     )
     request, avoided, _ = without_bad_nodes(project, request)
     # The queue may have been asked before the job of a submission without a result appeared there.
@@ -123,10 +124,6 @@ def _with_scheduler(project: Project, name: str) -> Project:
     settings = project.loaded.settings
     settings = replace(settings, scheduler=replace(settings.scheduler, name=name))
     return replace(project, loaded=project.loaded._replace(settings=settings))
-
-
-def _option(words: Sequence[str], name: str) -> str:
-    return next((word.partition("=")[2] for word in words if word.startswith(f"--{name}=")), "")
 
 
 def _is_paused(intents: Sequence[Intent], now: float) -> bool:

@@ -88,6 +88,7 @@ def report(
     from contextlib import suppress
 
     from resilience.nodes.message import compose
+    from resilience.nodes.standing import WEIGHTS, State
 
     project = open_project(config)
     standings = {one.node: one for one in _standings(project)}
@@ -95,6 +96,8 @@ def report(
         raise UsageError(
             f"nothing is known of node {node}", hint=suggest(node, standings) if standings else "resil nodes"
         )
+    if standings[node].state is State.GOOD and not any(one.source in WEIGHTS for one in standings[node].evidence):
+        raise UsageError(f"nothing was seen of node {node}, and it is not excluded", hint="resil nodes")
     cluster = ""
     with suppress(ResilError):
         cluster = project.scheduler().config().cluster

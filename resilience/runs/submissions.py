@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from resilience import layout
 from resilience.errors import UsageError
+from resilience.hostlist import expand, fold
 from resilience.job import JobId
 from resilience.runs.run_directory import RunDirectory
 from resilience.switch import describe_age, printable
@@ -303,6 +304,21 @@ def adopted_ids(intents: Sequence[Intent]) -> frozenset[int]:
 def newest_intent(intents: Sequence[Intent]) -> Intent | None:
     """Return the newest intent that was not refused, or None."""
     return next((intent for intent in reversed(intents) if intent.outcome is not Outcome.REFUSED), None)
+
+
+def option_of(intent: Intent, name: str) -> str:
+    """Return an option of sbatch that a job was queued with; empty without it. Pure."""
+    words = intent.argv[: intent.argv.index(intent.script)] if intent.script in intent.argv else ()
+    return next((word.partition("=")[2] for word in words if word.startswith(f"--{name}=")), "")
+
+
+def excluded_by_user(intent: Intent) -> str:
+    """Return the nodes that a job was queued without, besides resil's own choice. Pure.
+
+    Raise HostlistError for what is no list.
+    """
+    exclude = option_of(intent, "exclude")
+    return fold({*expand(exclude)} - {*expand(intent.avoid)}) if intent.avoid else exclude
 
 
 def own_script_of(directory: RunDirectory, intents: Sequence[Intent]) -> str:

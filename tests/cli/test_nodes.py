@@ -134,6 +134,9 @@ def test_a_message_without_observations_has_the_word_of_the_person_who_excluded_
     shell.resil("nodes", "exclude", "n7", "--why", "fan is dead")
     said = shell.resil("nodes", "report", "n7").out
     assert "fan is dead" in said and "observations" not in said
+    shell.resil("nodes", "allow", "n7")
+    refused = shell.resil("nodes", "report", "n7")
+    assert refused.code == 2 and "nothing was seen of node n7" in refused.err
 
 
 def test_the_message_for_the_administrators_is_ready_to_paste(shell: Shell, tmp_path: Path) -> None:

@@ -6,21 +6,23 @@ One query of the queue and one of the nodes for all runs. Nothing is said of the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilience.attempts.elsewhere import read_excluded
-from resilience.errors import SettingsError
+from resilience.errors import HostlistError, SettingsError
 from resilience.finding import Figure, Finding, Verdict
 from resilience.hostlist import expand, fold
+from resilience.job import JobState
 from resilience.messages import cut, plural
 from resilience.nodes.check import START_S
 from resilience.nodes.evidence import EvidenceFolder
 from resilience.nodes.standing import Standing, choose, judge
 from resilience.runs.context import Context
 from resilience.runs.run_jobs import Owners, newest, scheduler_of, submitters
-from resilience.runs.submissions import read_intents
+from resilience.runs.submissions import excluded_by_user, newest_intent, read_intents
 from resilience.watch.on_nodes import LOOK_S, findings_on, look
 from resilience.watch.reading import Memory, Target, Timed
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from resilience.cluster import Node
     from resilience.job import Job
     from resilience.runs.run_directory import RunDirectory
+    from resilience.runs.submissions import Intent
 
 NO_RUN = "runs"
 LAST_S = 15.0
@@ -59,7 +62,7 @@ class NodesReading:
         partition: of its newest job; empty: unknown, then all nodes of the cluster count.
         needed: nodes of that job.
         total, usable, idle: of the partition; `usable` without those that the run avoids.
-        avoided: nodes that its jobs exclude.
+        avoided: nodes that its jobs exclude, for the user or by resil.
         beyond: bad nodes that it must use nevertheless, and why.
         lost: nodes of its running jobs that SLURM takes away, with state and reason.
         is_running: whether a job of it has its nodes already.
@@ -183,7 +186,7 @@ class _Reader:
     ) -> None:
         self._context, self._settings, self._standings = context, settings, standings
         self._client, self._me = context.scheduler(scheduler), context.system.host.user
-        self._until = context.system.clock.monotonic() + LOOK_S
+        self._until = 0.0
 
     def read(self, directories: Sequence[RunDirectory]) -> dict[str, NodesReading]:
         intents = {directory.run: read_intents(directory) for directory in directories}
@@ -191,25 +194,33 @@ class _Reader:
         sorted_jobs = Owners(intents).sort(self._client.jobs(users=users))
         live = {run: [job for job in jobs if job.state.is_alive] for run, jobs in sorted_jobs.items()}
         nodes = self._client.nodes() if any(live.values()) else ()
+        self._until = self._context.system.clock.monotonic() + LOOK_S
         found = {}
         for directory in directories:
             last = newest(live.get(directory.run, ()), intents[directory.run])
             if last is None:
                 found[directory.run] = NodesReading(nothing="it has no job")
             else:
-                found[directory.run] = self._read_run(directory, live[directory.run], last, nodes)
+                mine = intents[directory.run]
+                found[directory.run] = self._read_run(directory, mine, live[directory.run], last, nodes)
         return found
 
-    def _read_run(self, directory: RunDirectory, jobs: Sequence[Job], last: Job, nodes: Sequence[Node]) -> NodesReading:
+    def _read_run(
+        self, directory: RunDirectory, intents: Sequence[Intent], jobs: Sequence[Job], last: Job, nodes: Sequence[Node]
+    ) -> NodesReading:
         partitions, needed = last.partition.split(","), max(1, last.node_count)
         mine = [node for node in nodes if not {"", *node.partitions}.isdisjoint(partitions)]
-        avoided = {one.host for one in read_excluded(directory) if one.jobs}
+        ours, theirs = {one.host for one in read_excluded(directory) if one.jobs}, set[str]()
+        if (intent := newest_intent(intents)) is not None:
+            with suppress(HostlistError):  # then sbatch has refused it
+                theirs = {*expand(excluded_by_user(intent))}
+        avoided = ours | theirs
         act = directory.settings().get("act")
         may_exclude = isinstance(act, dict) and act.get("enabled") is True
         usable = [node for node in mine if node.is_usable and node.name not in avoided]
         running = [job for job in jobs if job.state.may_have_processes and job.nodes]
         own = {host for job in running for host in expand(job.nodes)}
-        choice = choose(self._standings, nodes, partitions, needed, kept=avoided)
+        choice = choose(self._standings, nodes, partitions, needed, kept=ours, given=theirs)
         looks, unseen = self._look(running)
         return NodesReading(
             partition=last.partition,
@@ -231,6 +242,8 @@ class _Reader:
         unseen = []
         names, monotonic = self._settings.look, self._context.system.clock.monotonic
         for job in running if names else ():
+            if job.state is not JobState.RUNNING:  # srun refuses a job that ends
+                continue
             hosts, left_s = expand(job.nodes), self._until - monotonic()
             if job.user != self._me:  # srun starts nothing in jobs of others
                 unseen.append(f"{job.nodes}: job {job.id} belongs to {job.user}")
@@ -240,7 +253,7 @@ class _Reader:
                 seen = look(str(job.raw_id), hosts, names, self._context.config, left_s)
                 found |= {host: tuple(map(dict, packed)) for host, packed in seen.found.items()}
                 if silent := [host for host in hosts if host not in seen.found]:
-                    unseen.append(f"{fold(silent)}: {seen.error}")
+                    unseen.append(f"{fold(silent)}: {' '.join(seen.error.split())}")
         return found, tuple(unseen)
 
 

@@ -105,6 +105,14 @@ def test_bad_nodes_beyond_the_cap_are_named_unless_nothing_would_be_excluded(
     assert look(project).beyond == {}
 
 
+def test_nodes_that_the_user_excludes_are_not_to_spare(tmp_path: Path, queue: FakeScheduler) -> None:
+    project = make_project(tmp_path, queue, SETTINGS)
+    perform(project, prepare(project, SubmitRequest(run="gpt", exclude="n[1-2]", avoid="n3")))
+    queue.records[0] = replace(queue.records[0], partition="gpu", node_count=4)
+    reading = look(project)
+    assert (reading.usable, reading.avoided) == (4, ("n1", "n2")), "n3 is good again"
+
+
 def test_a_run_without_a_job_or_that_is_finished_needs_no_nodes(project: Project, queue: FakeScheduler) -> None:
     queue.records.clear()
     assert look(project).nothing == "it has no job" and queue.calls[-1] == "jobs"
@@ -168,6 +176,16 @@ def test_a_watchdog_looks_on_every_node_and_a_node_without_an_answer_is_unknown(
         "gpt": "UNKNOWN no-answer", f"n1:{tmp_path}": "OK", f"n3:{tmp_path}": "OK",
     }  # fmt: skip
     assert "not looked on n2: " in said["gpt"]
+
+
+def test_what_srun_says_is_one_line_and_jobs_that_end_are_not_looked_at(
+    tmp_path: Path, queue: FakeScheduler, srun: None
+) -> None:
+    project, settings = running(tmp_path, queue, str(tmp_path))
+    (tmp_path / "bin" / "srun").write_text("#!/bin/sh\nprintf 'srun: error: no\nsrun: Check it\n' >&2; exit 1\n")
+    assert told(project, settings)["gpt"].endswith("not looked on n[1-3]: srun: error: no srun: Check it")
+    queue.records[0] = replace(queue.records[0], state=JobState.COMPLETING)
+    assert "not looked" not in told(project, settings)["gpt"]
 
 
 def test_a_fault_of_a_nodes_own_disk_has_its_name(tmp_path: Path, queue: FakeScheduler, srun: None) -> None:
