@@ -23,6 +23,7 @@ from resilience.errors import ProbeError
 from resilience.nodes.checks import Check, Expected
 from resilience.nodes.fleet import LEAST_VALUES, NO_ANSWER, NodeReading
 from resilience.nodes.pairs import EXCHANGE_S, Times, exchange, pair_again, pair_up, ring
+from resilience.nodes.torch_child import PRODUCTS_S, READY_S, TorchChild, idle_torch
 from resilience.plugins import Family
 from resilience.system.child import run_in_child
 from resilience.system.process import Conversation
@@ -32,6 +33,12 @@ START_S = 6.0
 
 ANSWER_S = 1.0
 
+END_S = 29.0
+"""The check is over by then: rounds of the pair test have what is left."""
+
+
+EXCHANGE, ALL_REDUCE = "an exchange", "an all-reduce"
+
 
 class Asked(NamedTuple):
     """What the nodes answered.
@@ -39,10 +46,12 @@ class Asked(NamedTuple):
     Attributes:
         nodes: of every host; one without an answer has the error NO_ANSWER.
         rounds: the times of the pair test.
+        how: what the pairs did: `an all-reduce`, or `an exchange` of data over TCP.
     """
 
     nodes: tuple[NodeReading, ...]
     rounds: tuple[Times, ...] = ()
+    how: str = EXCHANGE
 
 
 def load_checks(names: Sequence[str] | None = None) -> dict[str, Check]:
@@ -56,8 +65,11 @@ def own_host(environ: Mapping[str, str]) -> str:
     return environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
-def ask_here(checks: Mapping[str, Check], expected: Expected, environ: Mapping[str, str]) -> NodeReading:
-    """Probe this node, all checks at the same time, each in a child with its deadline."""
+def ask_here(
+    checks: Mapping[str, Check], expected: Expected, environ: Mapping[str, str], torch: TorchChild | None = None
+) -> NodeReading:
+    """Probe this node, all checks at the same time, each in a child with its deadline; then compute with torch."""
+    end = time.monotonic() + READY_S
     readings: dict[str, Any] = {}
     errors, hung = {}, []
     works = {name: (partial(check.probe, expected, environ), check.deadline_s) for name, check in checks.items()}
@@ -68,6 +80,10 @@ def ask_here(checks: Mapping[str, Check], expected: Expected, environ: Mapping[s
             errors[name] = answer.error.message
             if answer.is_overdue:
                 hung.append(name)
+    if torch is not None:
+        torch.wait_ready(max(0.1, end - time.monotonic()))
+        if torch.device and isinstance(figures := readings.get("compute"), dict):
+            figures |= torch.products(PRODUCTS_S)
     return NodeReading(host=own_host(environ), kind=_kind(), readings=readings, errors=errors, hung=tuple(hung))
 
 
@@ -86,23 +102,48 @@ def ask_nodes(command: Sequence[str], hosts: Sequence[str], checks: Mapping[str,
     """Start a task per node with `command`, and return what they answer in time. Raise ProbeError if none does."""
     order = json.dumps({"checks": list(checks), "expected": asdict(expected)})
     probe_s = max(check.deadline_s for check in checks.values()) + ANSWER_S
+    end = time.monotonic() + END_S
     with Conversation([*command, sys.executable, "-m", "resilience.nodes.check", order], timeout_s=START_S) as tasks:
         answers = _collect(tasks, "probed", len(hosts), START_S + probe_s)
         if not answers:
             raise ProbeError(f"no node answered: {tasks.errors[-300:] or 'srun said nothing'}",
                              hint="does `srun --overlap hostname` work in the job?", transient=True)  # fmt: skip
-        found = [host for host in hosts if host in answers]
-        rounds = list[Times]()
-        while len(rounds) < 2 and (pairs := pair_up(found) if not rounds else pair_again(rounds[0])):
-            to = {host: answers[other]["address"] for host, other in ring(pairs).items()}
-            token = secrets.token_hex(8)
-            tasks.say(json.dumps({"token": token, "to": to}))
-            said = _collect(tasks, token, len(found), EXCHANGE_S + ANSWER_S)
-            rounds.append({host: said.get(host, {}).get("seconds") for host in found})
+        found = {host: answers[host] for host in hosts if host in answers}
+        how, rounds = EXCHANGE, list[Times]()
+        devices = {answer["torch"]["device"] for answer in found.values()}
+        if len(devices) == 1 and devices != {""}:
+            how, rounds = ALL_REDUCE, _exchange_in_pairs(tasks, found, end, by_torch=True)
+        if all(seconds is None for times in rounds for seconds in times.values()):  # no torch, or no network for it
+            how, rounds = EXCHANGE, _exchange_in_pairs(tasks, found, end, by_torch=False)
     readings = {host: _with_clock(host, answers) for host in found}
     silent = "no answer: the task did not start there or ended"
     none = {host: NodeReading(host=host, errors={NO_ANSWER: silent}) for host in hosts}
-    return Asked(tuple((none | readings).values()), tuple(rounds))
+    return Asked(tuple((none | readings).values()), tuple(rounds), how)
+
+
+def _exchange_in_pairs(
+    tasks: Conversation, found: Mapping[str, Mapping[str, Any]], end: float, *, by_torch: bool
+) -> list[Times]:
+    """Return the times of two rounds, fewer if the time is over."""
+    rounds = list[Times]()
+    while len(rounds) < 2 and (pairs := pair_up([*found]) if not rounds else pair_again(rounds[0])):
+        if (left_s := min(EXCHANGE_S, end - time.monotonic() - ANSWER_S)) < 1.0:
+            break
+        to = {host: found[other]["address"] for host, other in ring(pairs).items()}
+        groups = {
+            host: {
+                "rank": rank,
+                "ranks": len(pair),
+                "store": [found[pair[0]]["address"][0], found[pair[0]]["torch"]["port"]],
+            }
+            for pair in pairs
+            for rank, host in enumerate(pair)
+        }
+        token = secrets.token_hex(8)
+        tasks.say(json.dumps({"token": token, "timeout_s": left_s} | ({"groups": groups} if by_torch else {"to": to})))
+        said = _collect(tasks, token, len(found), left_s + ANSWER_S)
+        rounds.append({host: said.get(host, {}).get("seconds") for host in found})
+    return rounds
 
 
 def _collect(tasks: Conversation, key: str, count: int, timeout_s: float) -> dict[str, dict[str, Any]]:
@@ -140,19 +181,23 @@ def main(order: str) -> int:
     expected = Expected(**{**given, "mounts": tuple(given["mounts"])})
     environ = dict(os.environ)
     host = own_host(environ)
-    with socket.create_server(("", 0)) as listener:
-        reading = asdict(ask_here(load_checks(asked["checks"]), expected, environ))
+    with socket.create_server(("", 0)) as listener, idle_torch(expected, environ) as torch:
+        reading = asdict(ask_here(load_checks(asked["checks"]), expected, environ, torch))
+        has = {"device": torch.device, "port": torch.port} if torch is not None else {"device": "", "port": 0}
         address = (_address(host), listener.getsockname()[1])
-        _say({"host": host, "probed": reading, "address": address, "sent": time.time()})
+        _say({"host": host, "probed": reading, "torch": has, "address": address, "sent": time.time()})
         for line in sys.stdin:
             turn = json.loads(line)
+            token, timeout_s = turn["token"], turn["timeout_s"]
             seconds, why = None, "no partner"
-            if host in turn["to"]:
-                try:
-                    seconds, why = exchange(listener, tuple(turn["to"][host]), turn["token"].encode()), ""
-                except OSError as error:
-                    why = str(error)
-            _say({"host": host, "seconds": seconds, turn["token"]: why})
+            try:
+                if torch is not None and host in turn.get("groups", ()):
+                    seconds, why = torch.all_reduce(**turn["groups"][host], token=token, timeout_s=timeout_s), ""
+                elif host in turn.get("to", ()):
+                    seconds, why = exchange(listener, tuple(turn["to"][host]), token.encode(), timeout_s), ""
+            except (OSError, ProbeError) as error:
+                why = str(error)
+            _say({"host": host, "seconds": seconds, token: why})
     return 0
 
 

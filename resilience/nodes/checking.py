@@ -16,6 +16,7 @@ from resilience.nodes.checks import Expected, Outcome
 from resilience.nodes.evidence import Evidence, Source, evidence_folder
 from resilience.nodes.fleet import chosen, figures_of, judge_nodes, parse_rule, with_faults
 from resilience.nodes.pairs import judge_pairs
+from resilience.nodes.torch_child import idle_torch
 from resilience.runs.run_jobs import jobs_of_run, scheduler_of, srun_command
 from resilience.runs.submissions import read_intents
 from resilience.system.files import append_line, make_directory, read_lines, write_atomic
@@ -38,6 +39,7 @@ class CheckTarget(NamedTuple):
         job: SLURM's internal id of the job that has them: srun does not know the tasks of an array.
         directory: of the run that they belong to.
         is_cluster: whether other jobs may have other nodes: what fails is evidence.
+        is_idle: whether no training runs there.
     """
 
     text: str
@@ -45,6 +47,7 @@ class CheckTarget(NamedTuple):
     job: str = ""
     directory: RunDirectory | None = None
     is_cluster: bool = False
+    is_idle: bool = False
 
 
 def find_target(project: Project, run: str = "") -> CheckTarget:
@@ -67,8 +70,8 @@ def find_target(project: Project, run: str = "") -> CheckTarget:
     job_id = environ.get("SLURM_JOB_ID", "")
     is_cluster = bool(job_id) and environ.get("RESIL_SCHEDULER") != "local"
     if is_cluster and len(hosts) > 1:
-        return CheckTarget(f"the {len(hosts)} nodes of job {job_id}", hosts, job_id, is_cluster=True)
-    return CheckTarget("this node", job=job_id, is_cluster=is_cluster)
+        return CheckTarget(f"the {len(hosts)} nodes of job {job_id}", hosts, job_id, is_cluster=True, is_idle=True)
+    return CheckTarget("this node", job=job_id, is_cluster=is_cluster, is_idle=bool(job_id))
 
 
 def check_nodes(project: Project, target: CheckTarget, only: Sequence[str] = ()) -> tuple[NodeReport, ...]:
@@ -82,15 +85,18 @@ def check_nodes(project: Project, target: CheckTarget, only: Sequence[str] = ())
         parse_rule(key, text)
     state_dir = project.loaded.state_dir
     shared = target.directory.path if target.directory is not None else state_dir
-    expected = Expected(directory=str(shared if shared.is_dir() else project.loaded.project), mounts=settings.mounts)
+    if not shared.is_dir():
+        shared = project.loaded.project
+    expected = Expected(directory=str(shared), mounts=settings.mounts, is_idle=target.is_idle)
     if target.hosts:
         asked = ask_nodes(srun_command(target.job, target.hosts), target.hosts, checks, expected)
     else:
-        asked = Asked((ask_here(checks, expected, environ),))
+        with idle_torch(expected, environ) as torch:
+            asked = Asked((ask_here(checks, expected, environ, torch),))
     path = state_dir / "nodes" / "history.jsonl"
     history = list(read_lines(path))[-KEPT_LINES:]
     reports = judge_nodes(asked.nodes, checks, expected, settings.rules, history)
-    reports = with_faults(reports, "pairs", judge_pairs(asked.rounds))
+    reports = with_faults(reports, "pairs", judge_pairs(asked.rounds, asked.how))
     with suppress(OSError, StateDirectoryError):  # a check of a node with a full disk ends with its result
         _keep(project, target, asked, reports)
     with suppress(OSError, StateDirectoryError):

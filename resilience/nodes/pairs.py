@@ -1,5 +1,5 @@
 """The pair test: nodes exchange data in two rounds, so that a bad node and its partner are told apart. Pure, except for
-the exchange itself.
+the exchange over TCP; where no training runs, it is an all-reduce of the training's torch (torch_task.py).
 
 DLRover's node check (dlrover/python/master/elastic_training/rdzv_manager.py): neighbours first, then the fastest with
 the slowest; a node keeps its shorter time, is bad if it failed in both rounds, and a straggler at more than twice the
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
+from resilience.messages import plural
 from resilience.nodes.checks import Fault, Outcome
 
 SLOW = 2.0
@@ -44,18 +45,22 @@ def pair_again(times: Times) -> list[tuple[str, ...]]:
     return pair_up(list(dict.fromkeys(folded)))
 
 
-def judge_pairs(rounds: Sequence[Times]) -> dict[str, Fault]:
-    """Return the nodes that failed in every round, or are slow in every round. Pure."""
+def judge_pairs(rounds: Sequence[Times], how: str = "an exchange") -> dict[str, Fault]:
+    """Return the nodes that failed in every round, or are slow in every round. Pure.
+
+    `how`: what they did in pairs, for the text.
+    """
     hosts = list(dict.fromkeys(host for times in rounds for host in times))
     best = {host: min((t for times in rounds if (t := times.get(host)) is not None), default=None) for host in hosts}
     known = [t for t in best.values() if t is not None]
     found = {}
     for host, t in best.items():
         if t is None:
-            why = f"no exchange with another node worked in {len(rounds)} rounds"
-            found[host] = Fault(Outcome.FAIL, why, "is the network of the node up, and no port blocked?")
+            why = f"{how} with another node never worked in {plural(len(rounds), 'round')}"
+            outcome = Outcome.FAIL if len(rounds) > 1 else Outcome.WARN  # it may be its only partner
+            found[host] = Fault(outcome, why, "is the network of the node up, and no port blocked?")
         elif len(known) > 2 and t > max(SLOW * median(known), median(known) + NOISE_S):
-            why = f"an exchange with other nodes takes {1000 * t:.3g} ms, {1000 * median(known):.3g} ms is normal"
+            why = f"{how} with other nodes takes {1000 * t:.3g} ms, {1000 * median(known):.3g} ms is normal"
             found[host] = Fault(Outcome.WARN, why)
     return found
 

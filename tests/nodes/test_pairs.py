@@ -37,6 +37,12 @@ def test_only_the_node_that_failed_twice_is_bad() -> None:
     assert list(faults) == ["b"] and faults["b"].outcome is Outcome.FAIL
 
 
+def test_after_a_single_round_nobody_knows_which_partner_is_bad() -> None:
+    faults = judge_pairs([{"a": None, "b": None, "c": 0.1, "d": 0.1}], "an all-reduce")
+    assert {host: fault.outcome for host, fault in faults.items()} == {"a": Outcome.WARN, "b": Outcome.WARN}
+    assert faults["a"].why == "an all-reduce with another node never worked in 1 round"
+
+
 def test_only_the_node_that_is_slow_twice_is_slow() -> None:
     first = {"a": 0.5, "b": 0.5, "c": 0.1, "d": 0.1}
     faults = judge_pairs([first, {"a": 0.1, "b": 0.5, "c": 0.5, "d": 0.1}])

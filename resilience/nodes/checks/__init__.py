@@ -37,10 +37,12 @@ class Expected:
     Attributes:
         directory: a directory that all nodes share; the clock of its file server is compared with that of the node.
         mounts: directories that must be there and writable.
+        is_idle: whether no training runs there: the processors and GPUs may be used.
     """
 
     directory: str
     mounts: tuple[str, ...] = ()
+    is_idle: bool = False
 
 
 Reading = Mapping[str, Any]

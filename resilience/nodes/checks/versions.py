@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 
 from resilience.nodes.checks import Check, Expected, Outcome, Reading
+from resilience.nodes.torch_child import training_python
 from resilience.system.files import short_digest
 from resilience.system.process import ProcessRunner
 
@@ -36,8 +36,7 @@ def probe(expected: Expected, environ: Mapping[str, str]) -> Reading:
     found = {"kernel": os.uname().release, "driver": ""}
     with suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
         found["driver"] = next((word for word in file.readline().split() if word[:1].isdigit()), "")
-    path = environ.get("PATH", "")
-    python = shutil.which("python", path=path) or shutil.which("python3", path=path) or ""
+    python = training_python(environ)
     found["program python"] = python
     if python:
         done = ProcessRunner().run([python, "-c", _ASK], timeout_s=8.0, env=environ)
