@@ -230,6 +230,9 @@ def _different(own: Mapping[str, Any], usual: Mapping[str, _Usual]) -> Iterable[
         if key.startswith("$"):
             how = "not set here" if not own.get(key) else "different here" if text else "set here only"
             yield Fault(outcome, f"{key} is {how}")
+        elif key.startswith("/"):  # `/data is on`, or the error of a directory
+            here, there = own.get(key) or "unknown", text or "unknown"
+            yield Fault(outcome, f"{key} {here}; on {plural(count, 'node')}: {there}")
         else:
             yield Fault(
                 outcome, f"{key} is {own.get(key) or 'not there'}, {text or 'not there'} on {plural(count, 'node')}"

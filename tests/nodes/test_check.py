@@ -44,7 +44,16 @@ def test_every_check_reads_this_node_in_time(tmp_path: Path) -> None:
 def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
     report = check_here(Expected(directory=str(tmp_path), mounts=(str(tmp_path / "scratch"),)), "mounts")
     assert report.outcome is Outcome.FAIL
-    assert report.why == f"mounts: {tmp_path}/scratch: No such file or directory"
+    assert report.why == f"mounts: {tmp_path}/scratch: No such file or directory", report.readings
+
+
+def test_the_file_system_of_a_directory_is_read(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/proc/self")
+    reading = check_here(Expected(directory=str(tmp_path), mounts=(str(tmp_path / "link"),)), "mounts").readings[
+        "mounts"
+    ]
+    assert reading is not None and reading[f"{tmp_path}/link is on"] == "proc, mounted at /proc"
+    assert ", mounted at /" in reading[f"{tmp_path} is on"]
 
 
 def test_a_hung_check_does_not_delay_the_others(tmp_path: Path) -> None:

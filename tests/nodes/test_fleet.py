@@ -118,6 +118,16 @@ def test_the_node_that_differs_is_named_and_without_a_majority_none() -> None:
     ]
 
 
+def test_a_directory_that_is_not_mounted_on_one_node_is_named_although_it_can_be_written() -> None:
+    """The empty directory below a missing mount is on the node's own disk."""
+    there = {"/scratch": 900.0, "/scratch is on": "lustre, mounted at /scratch"}
+    missing = {"/scratch": 800.0, "/scratch is on": "xfs, mounted at /"}
+    found = judged([node("n1", mounts=there), node("n2", mounts=there), node("n3", mounts=missing)])
+    assert found["n3"].outcome is Outcome.FAIL
+    assert found["n3"].why == "mounts: /scratch is on xfs, mounted at /; on 2 nodes: lustre, mounted at /scratch"
+    assert found["n1"].outcome is Outcome.PASS
+
+
 def test_hardware_that_only_one_node_lacks_is_a_fault() -> None:
     port = {"mlx5_0 port 1": "4: ACTIVE, 400 Gb/sec (4X NDR)"}
     found = judged([node("n1", infiniband=port), node("n2", infiniband=port), node("n3", infiniband=None)])

@@ -9,6 +9,12 @@ import pytest
 from resilience.settings.sections import ActSettings
 from tests.runs.templates.batch import Batch
 
+SHORTER = """\
+#!/bin/bash
+[ "$3" != 60 ] || set -- -k 1 1 "${@:4}"
+exec /usr/bin/timeout "$@"
+"""
+"""A `timeout` that does not wait for a minute."""
 BAD = "echo 'FAIL n3: mounts: full'; echo 'job 8 will run without n3'; exit 75"
 
 
@@ -26,6 +32,14 @@ def test_a_job_with_a_bad_node_ends_before_the_launch_and_says_why(batch: Batch)
 def test_a_check_that_says_nothing_else_lets_the_training_begin(batch: Batch, check: str) -> None:
     assert batch.run("exit 3", preflight=check).wait() == 3
     assert batch.events().index("nodes_checked") < batch.events().index("launch")
+
+
+@pytest.mark.parametrize(("check", "code"), [("sleep 60", 124), ("trap '' TERM; while :; do sleep 1; done", 137)])
+def test_a_check_that_hangs_does_not_keep_the_training_from_its_launch(batch: Batch, check: str, code: int) -> None:
+    shorter = batch.program("timeout", SHORTER)
+    assert batch.run("exit 3", preflight=check, environment=shorter).wait() == 3
+    (event,) = [record for record in batch.journal() if record["event"] == "nodes_checked"]
+    assert (event["code"], event["said"]) == (code, "no answer")
 
 
 def test_without_the_setting_nothing_is_checked(batch: Batch) -> None:
