@@ -26,6 +26,7 @@ from resilience.attempts.breaker import (
 from resilience.attempts.classify import ASKED_FOR, sign_of_bad_node
 from resilience.attempts.elsewhere import (
     go_elsewhere,
+    has_exclusions,
     note_proofs,
     read_excluded,
     read_standings,
@@ -125,7 +126,7 @@ def act(project: Project, directory: RunDirectory, known: tuple[Sequence[Standin
     state, has_failed, may_open = read_breaker(directory), *_failed(directory)
     standings, unread = known or _try_standings(project)
     excluded = [one for one in standings if one.state is NodeState.EXCLUDED]
-    if state is None and not has_failed and not excluded and not read_excluded(directory):
+    if state is None and not has_failed and not excluded and not has_exclusions(directory):
         return ""
     now, settings = project.system.clock.now(), project.loaded.settings.act
     is_over = directory.is_finished()

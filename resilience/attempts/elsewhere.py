@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resilience import layout
 from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable
@@ -63,11 +63,28 @@ class Exclusion:
 
 def read_excluded(directory: RunDirectory) -> tuple[Exclusion, ...]:
     """Return the bad hosts of a run; none if the file is damaged. Raise StateDirectoryError for a read error."""
-    found = read_regular(breaker_path(directory, layout.EXCLUDED))
-    with suppress(ValueError, TypeError, KeyError):
-        records = json.loads(found[0])["hosts"] if found is not None else ()
-        return tuple(from_record(Exclusion, record, strict=True) for record in records)
+    with suppress(ValueError, TypeError):
+        return tuple(from_record(Exclusion, record, strict=True) for record in _read(directory).get("hosts", ()))
     return ()
+
+
+def has_exclusions(directory: RunDirectory) -> bool:
+    """Return whether a host is excluded from a job of the run, or must be taken back once the job is queued again."""
+    return bool(read_excluded(directory) or _read_over(directory))
+
+
+def _read_over(directory: RunDirectory) -> dict[str, set[str]]:
+    """Return hosts that are good again, each with the jobs that were running then: SLURM changes only queued ones."""
+    found = _read(directory).get("over", {})
+    return {str(host): {*map(str, jobs)} for host, jobs in found.items()} if isinstance(found, dict) else {}
+
+
+def _read(directory: RunDirectory) -> dict[str, Any]:
+    found = read_regular(breaker_path(directory, layout.EXCLUDED))
+    with suppress(ValueError):
+        record = json.loads(found[0]) if found is not None else {}
+        return record if isinstance(record, dict) else {}
+    return {}
 
 
 def describe_exclusion(one: Exclusion) -> str:
@@ -92,13 +109,14 @@ def go_elsewhere(
     Return a sentence if anything changed. Raise SchedulerUnavailable if the scheduler does not answer, then another
     call completes the work; StateDirectoryError if that cannot be written down.
     """
-    before = {one.host: one for one in read_excluded(directory)}
+    before, over = {one.host: one for one in read_excluded(directory)}, _read_over(directory)
     shared = {one.node: one.why for one in standings if one.state is State.EXCLUDED}
-    if not hosts and not shared and not before:
+    if not hosts and not shared and not before and not over:
         return ""
     said = []
     is_enabled = project.loaded.settings.act.enabled
-    changes = _Changes(project, directory, before) if is_enabled or any(one.jobs for one in before.values()) else None
+    has_changed = bool(over) or any(one.jobs for one in before.values())
+    changes = _Changes(project, directory, before, over) if is_enabled or has_changed else None
     if is_enabled and changes is not None:
         kept = {host for host in shared if host in hosts or (host in before and before[host].jobs)}
         if shared.keys() - kept:  # else no need to ask for the nodes
@@ -115,8 +133,10 @@ def go_elsewhere(
     if changes is not None:
         changes.found = found
         said += changes.make()
-    if found != before:
-        _write(directory, found)
+        found = changes.found
+    still_over = changes.still_over() if changes is not None else {}
+    if found != before or still_over != over:
+        _write(directory, found, still_over)
     return "; ".join(said)
 
 
@@ -191,22 +211,44 @@ class _Changes:
 
     Attributes:
         before: the hosts that are written down.
+        over: those that are good again, with jobs that may be queued again.
         found: the bad hosts, completed job by job.
     """
 
-    def __init__(self, project: Project, directory: RunDirectory, before: dict[str, Exclusion]) -> None:
-        self.directory, self.before, self.found = directory, before, dict[str, Exclusion]()
+    def __init__(
+        self,
+        project: Project,
+        directory: RunDirectory,
+        before: dict[str, Exclusion],
+        over: Mapping[str, Collection[str]] = {},
+    ) -> None:
+        self.directory, self.before, self.over, self.found = directory, before, over, dict[str, Exclusion]()
         self._may_exclude = project.loaded.settings.act.enabled
         intents = read_intents(directory)
         self._scheduler: Scheduler = project.scheduler(scheduler_of(intents))
         self._queued: dict[JobId, list[Job]] = {}
+        self._running = set[str]()
         self._nodes: tuple[Node, ...] = ()
         for job in jobs_of_run(self._scheduler.jobs(), directory.run, intents):
             if job.state.is_waiting:
                 self._queued.setdefault(handle_of(job, intents), []).append(job)
+            elif job.state.is_alive:
+                self._running.add(str(handle_of(job, intents)))
 
     def make(self) -> list[str]:
         return [said for job_id, records in sorted(self._queued.items()) if (said := self._change(job_id, records))]
+
+    def still_over(self) -> dict[str, set[str]]:
+        """Return what is to be taken back from jobs when they are queued again: of those that run now, and of hosts
+        that are bad again."""
+        alive, kept = self._running | {str(job_id) for job_id in self._queued}, dict[str, set[str]]()
+        for host in {*self.over, *self.before}:
+            names = {*self.over.get(host, ())}
+            if host not in self.found and host in self.before:
+                names |= {*self.before[host].jobs}
+            if names := names & (alive if host in self.found else self._running):
+                kept[host] = names
+        return kept
 
     def choose(self, standings: Sequence[Standing]) -> Choice:
         """Return which nodes that are excluded for all runs the queued jobs can do without."""
@@ -239,6 +281,7 @@ class _Changes:
     def _change(self, job_id: JobId, records: Sequence[Job]) -> str:
         name, found = str(job_id), self.found
         ours = {host for host, one in self.before.items() if name in one.jobs}
+        ours |= {host for host, names in self.over.items() if name in names}
         is_stuck = any(job.reason == NO_NODE for job in records)
         back = ours if is_stuck else ours - found.keys()
         new = {host for host, one in found.items() if self._may_exclude and name not in (*one.jobs, *one.left)}
@@ -285,6 +328,12 @@ class _Changes:
         return found
 
 
-def _write(directory: RunDirectory, hosts: Mapping[str, Exclusion]) -> None:
-    record = {"hosts": [to_record(one) for _, one in sorted(hosts.items())]}
+def _write(
+    directory: RunDirectory, hosts: Mapping[str, Exclusion], over: Mapping[str, Collection[str]] | None = None
+) -> None:
+    """Write the hosts down; what is over stays as it is, unless that is given."""
+    over = _read_over(directory) if over is None else over
+    record: dict[str, Any] = {"hosts": [to_record(one) for _, one in sorted(hosts.items())]}
+    if over:
+        record["over"] = {host: sorted(names) for host, names in sorted(over.items())}
     write_atomic(breaker_path(directory, layout.EXCLUDED), to_json(record).decode(), mode=directory.file_mode)

@@ -415,6 +415,36 @@ def test_what_a_submission_excluded_is_taken_back_when_the_node_is_good_again(ru
     assert excluded(run) == {"50": "", "101": "n9"}
 
 
+def test_a_job_that_is_requeued_after_an_exclusion_has_expired_may_use_the_node_again(run: Run) -> None:
+    """A requeued job keeps the list that it had when it began."""
+    knows(run, Source.CHECK)
+    run.act()
+    assert excluded(run) == {"50": "n7"}
+    waiting = run.queue.records[0]
+    run.queue.records[0] = replace(waiting, state=JobState.RUNNING, nodes="n8", task_count=1)
+    run.clock.time += 86400
+    assert run.act() == "" and excluded(run) == {"50": "n7"} and read_excluded(run.directory) == ()
+    run.queue.records[0] = replace(waiting, excluded="n[7,9]")
+    assert run.act() == "job 50 may use n7 again" and excluded(run) == {"50": "n9"}
+    calls = len(run.queue.calls)
+    assert run.act() == "" and len(run.queue.calls) == calls, "nothing is left to do"
+
+
+def test_a_node_that_is_bad_again_meanwhile_stays_excluded_from_the_requeued_job(run: Run) -> None:
+    knows(run, Source.CHECK)
+    run.act()
+    waiting = run.queue.records[0]
+    run.queue.records[0] = replace(waiting, state=JobState.RUNNING, nodes="n8", task_count=1)
+    run.clock.time += 86400
+    run.act()
+    knows(run, Source.XID)
+    run.act()
+    run.queue.records[0] = waiting
+    assert "may use" not in run.act() and excluded(run) == {"50": "n7"}
+    run.clock.time += 8 * 86400
+    assert run.act() == "job 50 may use n7 again"
+
+
 def test_the_next_jobs_of_the_chain_exclude_what_is_bad_then(tmp_path: Path) -> None:
     run = made(tmp_path, ENABLED + "keep_queued = 1\n")
     run.queue.records.clear()
