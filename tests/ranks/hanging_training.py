@@ -36,6 +36,8 @@ def hang(kind: str) -> None:
             ctypes.PyDLL(None).sleep(1000)
     elif kind == "disk":
         Path(sys.argv[4]).stat()
+    elif kind == "other":
+        dist.barrier()
     time.sleep(1000)
 
 
@@ -52,6 +54,8 @@ def main() -> None:
         for step in itertools.count(1):
             is_odd = step >= at and rank == odd
             time.sleep((0.065 if is_odd else 0.05) if is_slow else 0.01)
+            if step == at and is_odd and kind == "left":
+                break
             if step == at and is_odd and not is_slow:
                 hang(kind)
             try:
@@ -59,6 +63,7 @@ def main() -> None:
             except RuntimeError:  # gloo notices that a rank is dead, NCCL waits for it
                 time.sleep(1000)
             guard.step()
+    time.sleep(1000)
 
 
 if __name__ == "__main__":

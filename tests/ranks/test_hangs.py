@@ -41,6 +41,7 @@ WHY = {
     "gil": "a library holds the GIL|outside the collective",  # the first look may be from just before
     "sleeping-gil": "a library holds the GIL|outside the collective",
     "dead": "ended without a final message",
+    "left": "left the training, while the others wait in a collective",
     "disk": r"waiting in the kernel|outside the collective .*, in request_wait_answer",
 }
 
@@ -81,7 +82,7 @@ def first_verdict(run: Path) -> tuple[HangVerdict, float]:
 
     def witnessed() -> HangVerdict | None:
         found = judge(read_beats(RunDirectory(run)))
-        return found if found.is_witnessed else None
+        return found if found.is_witnessed or " left the training" in found.why else None
 
     found = until(witnessed, "a verdict", 40)
     assert found is not None
@@ -90,7 +91,7 @@ def first_verdict(run: Path) -> tuple[HangVerdict, float]:
 
 @pytest.mark.parametrize(
     "kind",
-    ["sleep", *(pytest.param(kind, marks=SOAK) for kind in ("stop", "loop", "gil", "sleeping-gil", "dead")),
+    ["sleep", *(pytest.param(kind, marks=SOAK) for kind in ("stop", "loop", "gil", "sleeping-gil", "dead", "left")),
      pytest.param("disk", marks=[*SOAK, needs_fuse])],
 )  # fmt: skip
 @pytest.mark.timeout(240 + 60 * ROUNDS)

@@ -66,10 +66,16 @@ def test_the_ranks_of_a_lost_node_are_named() -> None:
     assert not judge([node("n1", waits), node("n2", {2: WAITS, 3: WAITS}, LOST_S - 1)]).ranks
 
 
+def test_a_node_whose_heartbeat_is_lost_while_the_other_ranks_make_steps_proves_nothing() -> None:
+    """Its writer was killed, or hangs in a file system that the training does not need."""
+    steps = dict.fromkeys(range(2), WAITS | {"advanced": NOW - 1, "step": 900})
+    found = judge([node("n1", steps), node("n2", {2: WAITS, 3: WAITS}, LOST_S + 1)])
+    assert found.ranks == (2, 3) and not found.is_witnessed
+
+
 @pytest.mark.parametrize(
     ("all_of_them", "why"),
     [
-        (WAITS, "all 4 ranks are inside a collective: the network, or a device"),
         (WAITS | {"state": "T"}, "4 of 4 ranks: stopped by a signal or a debugger (state T)"),
         ({}, ""),
         ({"looks": 3}, ""),
@@ -80,9 +86,34 @@ def test_what_all_ranks_do_is_said_and_names_none(all_of_them: dict[str, Any], w
     assert judge(nodes(all_of_them, all_of_them)) == HangVerdict(why=why)
 
 
-def test_ranks_that_have_left_or_are_alone_are_no_hang() -> None:
-    assert judge([]) == judge([node("n1", {0: ODD})]) == HangVerdict()
-    assert judge([node("n1", {0: WAITS, 1: ODD | {"has_left": True}})]) == HangVerdict()
+def test_a_rank_that_is_alone_or_has_left_while_the_other_works_is_no_hang() -> None:
+    left = {"has_left": True, "step": 60}
+    assert judge([]) == judge([node("n1", {0: ODD})]) == judge([node("n1", {0: left, 1: left})]) == HangVerdict()
+    assert judge([node("n1", {0: ODD, 1: left})]) == HangVerdict()
+
+
+def test_ranks_that_are_all_in_the_same_collective_wait_for_the_network_or_a_device() -> None:
+    found = judge(nodes(WAITS))
+    assert (found.ranks, found.entered) == ((), 4 * 61) and found.is_witnessed
+    assert found.why == "all 4 ranks are inside a collective: the network, or a device"
+    assert not judge(nodes(WAITS | {"phase": "eval"})).is_witnessed
+    never_outside = WAITS | {"inside": 90}
+    assert not judge(nodes(never_outside, never_outside)).is_witnessed, "it may just not be told of their ends"
+
+
+def test_a_rank_in_another_collective_than_the_others_is_told_and_not_named() -> None:
+    """Ranks of a pipeline differ always, so that is no proof."""
+    found = judge(nodes(WAITS | {"entered": 60}))
+    assert not found.ranks and found.why.endswith("or not the same one: rank 2 has entered 60, most others 61")
+
+
+def test_a_rank_that_ran_out_of_data_first_is_named_and_not_the_network() -> None:
+    left = {"has_left": True, "step": 60}
+    found = judge(nodes(left))
+    assert found.why == "rank 2 on n2: left the training, while the others wait in a collective (1 of 4 ranks)"
+    assert found.ranks == (2,) and not found.is_witnessed, "it may save: its guard is closed"
+    found = judge(nodes(WAITS, left))
+    assert found.why == "rank 2 on n2: still in a collective, after the others have left the training (1 of 4 ranks)"
 
 
 def test_of_many_odd_ranks_the_first_are_named_and_all_counted() -> None:

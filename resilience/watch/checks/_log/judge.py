@@ -20,6 +20,7 @@ from resilience.watch.checks._log.reading import (
     LEARNED,
     LEAST_PAUSE_S,
     NO_PROGRESS,
+    ODD_S,
     PATIENCE_S,
     RANK_GONE,
     Allowance,
@@ -74,7 +75,8 @@ def view_of(subject: str, reading: LogReading, settings: LogSettings, now: float
     if beats:
         # A training that marks its evaluations or saves is not silent for other reasons.
         is_marked = any(one[0] in ("eval", "save") for one in reading.pauses)
-        least_s = settings.floor_s if is_marked else None
+        is_confirmed = beat is not None and beat.is_confirmed(now)
+        least_s = settings.floor_s if is_marked else max(settings.floor_s, ODD_S) if is_confirmed else None
         allowed = allowance(intervals, phase, settings, reading.pauses, least_s=least_s, ceiling_s=BEAT_CEILING_S)
     else:
         least_s = CONFIRMED_S if is_idle(reading.cpu) else None

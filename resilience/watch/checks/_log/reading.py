@@ -229,7 +229,7 @@ _MOST_KNOWN = 50_000
 TELL, SAVE, RESTART_STEP, REQUEUE = ON_HANG = ("tell", "save", "restart_step", "requeue")
 NO_PROGRESS, RANK_GONE = "no-progress", "rank-gone"
 """Faults of a training that hangs."""
-CONFIRMED = "confirmed: several heartbeats name the same ranks, which do nothing"
+CONFIRMED = "confirmed: several heartbeats name the same ranks, which do nothing, or show all in the same collective"
 """In `looked` of a finding."""
 CONFIRM_S = 120.0
 """How long signs must name the same ranks: three passes of a watchdog that runs every minute."""
@@ -256,6 +256,7 @@ class Beat:
             watchdog's clock; 0 if none does.
         odd_cpu_s: CPU seconds that they had used then.
         odd_bytes: bytes that they had read and written then.
+        odd_entered: collectives that all ranks had entered, if all are inside one.
     """
 
     step: int = 0
@@ -274,6 +275,7 @@ class Beat:
     odd_since: float = 0.0
     odd_cpu_s: float = 0.0
     odd_bytes: int = 0
+    odd_entered: int = 0
 
     def is_confirmed(self, now: float) -> bool:
         """Return whether the same ranks have been named by several heartbeats, and did nothing meanwhile."""
@@ -343,6 +345,10 @@ LEAST_PAUSE_S = 60.0
 
 CONFIRMED_S = 600.0
 """Where a log shows a hang and the job is idle: at least this long without progress."""
+
+ODD_S = 300.0
+"""Where several heartbeats confirm which rank the others wait for: at least this long without progress. NCCL's watchdog
+ends a training after 10 minutes, and its evidence with it."""
 
 LEARNED = "after hours of watching: "
 LEARNED_S, LEARNED_TIMES, LEARNED_LEAST_S = 6 * 3600.0, 3.0, 600.0

@@ -123,6 +123,7 @@ def _with_odd(beat: Beat, found: HangVerdict, before: Beat, now: float) -> Beat:
     is_known = before.odd_since and tuple(before.odd_ranks) == found.ranks
     cpu_s, read = found.cpu_s - before.odd_cpu_s, found.io_bytes - before.odd_bytes
     works = read > WORK_BYTES or cpu_s > max(1.0, WORK_CPU * (now - before.odd_since))
+    works |= found.entered != before.odd_entered
     is_same = is_known and not works
     return replace(
         beat,
@@ -131,6 +132,7 @@ def _with_odd(beat: Beat, found: HangVerdict, before: Beat, now: float) -> Beat:
         odd_since=0.0 if not found.is_witnessed else before.odd_since if is_same else now,
         odd_cpu_s=before.odd_cpu_s if is_same else found.cpu_s,
         odd_bytes=before.odd_bytes if is_same else found.io_bytes,
+        odd_entered=found.entered,
     )
 
 

@@ -4,12 +4,23 @@ stall of data, whether the training says so or not."""
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from resilience.finding import Verdict
 from resilience.guard.heartbeat.beat import Progress, RankBeat, compose
-from resilience.watch.checks._log.reading import CONFIRM_S, Beat
+from resilience.watch.checks._log.judge import findings
+from resilience.watch.checks._log.reading import (
+    CONFIRM_S,
+    CONFIRMED,
+    ODD_S,
+    PATIENCE_S,
+    Beat,
+    LogReading,
+    LogSettings,
+)
 from resilience.watch.checks._log.runs import merge_beats
 
 EVERY_S = 10.0
@@ -72,6 +83,44 @@ def test_a_rank_that_works_while_the_others_wait_is_never_confirmed(what: str) -
 @pytest.mark.parametrize("phase", ["save", "eval", "start", "validation of my own"])
 def test_a_rank_in_a_save_or_an_evaluation_is_never_confirmed(phase: str) -> None:
     assert confirmed(lambda _: {"state": "S"}, phase=phase) == []
+
+
+def all_inside(now: float, entered: int) -> list[tuple[str, bytes, float]]:
+    return beats(now, {"entered": entered, "is_inside": True})
+
+
+@pytest.mark.parametrize(("per_tick", "is_hang"), [(0, True), (3, False)])
+def test_ranks_in_one_collective_are_confirmed_and_those_of_an_evaluation_that_calls_some_are_not(
+    per_tick: int, is_hang: bool
+) -> None:
+    before, found = None, False
+    for tick in range(60):
+        now = EVERY_S * tick
+        before = merge_beats(all_inside(now, 61 + per_tick * tick), 3, before, now, now - EVERY_S)
+        assert before is not None and not before.odd_ranks
+        found |= before.is_confirmed(now)
+    assert found == is_hang
+
+
+@pytest.mark.parametrize(
+    ("signs", "told_s"),
+    [({}, ODD_S), ({"cpu_s": None}, PATIENCE_S)],
+    ids=["a rank that does nothing", "a rank that computes: it may evaluate"],
+)
+def test_a_confirmed_hang_is_told_before_nccl_ends_the_training(signs: dict[str, Any], told_s: float) -> None:
+    before = None
+    for tick in range(int(2 * HANG_S / EVERY_S)):
+        now = EVERY_S * tick
+        seen = {"cpu_s": now} if signs else {}
+        before = merge_beats(beats(now, seen), 3, before, now, now - EVERY_S)
+        assert before is not None
+        reading = LogReading(run="gpt", beat={f.name: getattr(before, f.name) for f in fields(before)})
+        (found,) = findings("gpt", reading, LogSettings(), now)
+        if found.fault:
+            break
+    assert found.fault == "no-progress" and found.verdict is Verdict.CRITICAL and "rank 2 on n1" in found.summary
+    assert told_s < now <= told_s + EVERY_S
+    assert (CONFIRMED in found.looked) == (not signs)
 
 
 def test_ranks_of_a_training_that_makes_steps_are_not_named() -> None:
