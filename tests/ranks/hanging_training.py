@@ -1,6 +1,8 @@
 """A training of real gloo ranks, in which one rank stops making steps: `hanging_training.py KIND RANK STEP [PATH]`.
 
-With the kind `slow` it takes 30 % longer than the others from that step on.
+With the kind `slow` it takes 30 % longer than the others from that step on. Without arguments, it forks ranks as its
+standard input says: one JSON list for each training, of [environment, file for stderr, KIND, RANK, STEP, ...] for each
+rank. Torch takes seconds to import, and so it is imported once.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import itertools
+import json
 import os
 import signal
 import sys
@@ -66,5 +69,24 @@ def main() -> None:
     time.sleep(1000)
 
 
+def serve() -> None:
+    """Fork ranks until the end of the standard input; print the pids of each training."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody else waits for them
+    for line in sys.stdin:
+        pids = []
+        for environ, errors, *argv in json.loads(line):
+            if (pid := os.fork()) == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT, 0o600), 2)
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(2, 1)
+                os.environ |= environ
+                sys.argv[1:] = argv
+                main()
+                os._exit(0)
+            pids.append(pid)
+        print(json.dumps(pids), flush=True)
+
+
 if __name__ == "__main__":
-    main()
+    main() if sys.argv[1:] else serve()

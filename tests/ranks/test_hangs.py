@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -10,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from resilience.base.processes import is_alive
 from resilience.ranks.beats import read_beats
 from resilience.ranks.verdict import HangVerdict, judge
 from resilience.runs.run_directory import RunDirectory
@@ -46,25 +48,49 @@ WHY = {
 }
 
 
-@contextmanager
-def a_training(run: Path, *argv: object) -> Iterator[None]:
-    """Four ranks on two nodes, killed at the end."""
-    script = Path(__file__).parent / "hanging_training.py"
-    environ = {
-        **os.environ, "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
-        "RESIL_RUN_DIR": str(run), "RESIL_ATTEMPT": "3", "SLURM_JOB_ID": "12",
-        "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    with ExitStack() as stack:
-        for rank in range(4):
-            own = {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank % 2), "SLURMD_NODENAME": f"n{1 + rank // 2}"}
-            errors = stack.enter_context(open(run.parent / f"stderr.{rank}", "wb"))
-            process = subprocess.Popen([sys.executable, str(script), *map(str, argv)], env=own, stderr=errors)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-        yield
-    for pid in Node(run).mirrors():
-        os.kill(pid, signal.SIGKILL)
+class Launcher:
+    """Starts trainings; torch is imported once."""
+
+    def __init__(self) -> None:
+        environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+        script = Path(__file__).parent / "hanging_training.py"
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    @contextmanager
+    def training(self, run: Path, *argv: object) -> Iterator[None]:
+        """Four ranks on two nodes, killed at the end."""
+        common = {
+            "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
+            "RESIL_RUN_DIR": str(run), "RESIL_ATTEMPT": "3", "SLURM_JOB_ID": "12",
+        }  # fmt: skip
+        ranks = [
+            [common | {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "SLURMD_NODENAME": f"n{1 + rank // 2}"},
+             str(run.parent / f"stderr.{rank}"), *map(str, argv)]
+            for rank in range(4)
+        ]  # fmt: skip
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(ranks) + "\n")
+        self.process.stdin.flush()
+        pids = json.loads(self.process.stdout.readline())
+        try:
+            yield
+        finally:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            until(lambda: not any(map(is_alive, pids)))
+            for pid in Node(run).mirrors():
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(name="launcher")
+def a_launcher() -> Iterator[Launcher]:
+    """A launcher, ended after the test."""
+    launcher = Launcher()
+    yield launcher
+    launcher.process.communicate(timeout=60)
 
 
 def steps(run: Path) -> list[int]:
@@ -95,14 +121,14 @@ def first_verdict(run: Path) -> tuple[HangVerdict, float]:
      pytest.param("disk", marks=[*SOAK, needs_fuse])],
 )  # fmt: skip
 @pytest.mark.timeout(240 + 60 * ROUNDS)
-def test_the_rank_that_hangs_is_named(kind: str, tmp_path: Path) -> None:
+def test_the_rank_that_hangs_is_named(kind: str, tmp_path: Path, launcher: Launcher) -> None:
     for number in range(ROUNDS):
         odd = random.Random(f"{kind} {number}").randrange(4)
         base = tmp_path / str(number)
         base.mkdir()
         run = make_run(base / "gpt")
         with ExitStack() as stack:
-            stack.enter_context(a_training(run, kind, odd, 20 + number, base / "hung" / "data"))
+            stack.enter_context(launcher.training(run, kind, odd, 20 + number, base / "hung" / "data"))
             if kind == "disk":  # released first: before that, its rank cannot be killed
                 stack.enter_context(hung_directory(base / "hung"))
             found, took_s = first_verdict(run)

@@ -15,7 +15,7 @@ from resilience.ranks.stragglers import Pace, judge
 from resilience.runs.run_directory import RunDirectory
 from tests.guard.guards import make_run
 from tests.lab.waiting import until
-from tests.ranks.test_hangs import SOAK, a_training
+from tests.ranks.test_hangs import SOAK, Launcher, a_launcher  # noqa: F401 - a fixture
 
 pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="needs torch"),
@@ -38,25 +38,25 @@ def first_judgement(run: Path) -> tuple[Pace, float]:
     return found, time.monotonic() - began
 
 
-def run_once(base: Path, odd: int) -> Pace:
+def run_once(launcher: Launcher, base: Path, odd: int) -> Pace:
     """`odd` -1: no rank is slow."""
     base.mkdir()
     run = make_run(base / "gpt")
-    with a_training(run, "slow", odd, 5):
+    with launcher.training(run, "slow", odd, 5):
         found, took_s = first_judgement(run)
     said = "; ".join(one.why for one in found.stragglers)
     print(f"rank {odd}: {said or 'none'}, {took_s:.1f} s; waits {[f'{one.waits or 0:.2f}' for one in found.ranks]}")
     return found
 
 
-def test_the_rank_that_is_30_percent_slower_is_named(tmp_path: Path) -> None:
+def test_the_rank_that_is_30_percent_slower_is_named(tmp_path: Path, launcher: Launcher) -> None:
     for number in range(ROUNDS):
         odd = random.Random(f"slow {number}").randrange(4)
-        found = run_once(tmp_path / str(number), odd)
+        found = run_once(launcher, tmp_path / str(number), odd)
         assert [one.ranks for one in found.stragglers] == [(odd,)], found
         assert found.stragglers[0].host == f"n{1 + odd // 2}" and 1.1 < found.stragglers[0].factor < 1.5
 
 
-def test_ranks_that_are_equally_fast_give_no_alarm(tmp_path: Path) -> None:
+def test_ranks_that_are_equally_fast_give_no_alarm(tmp_path: Path, launcher: Launcher) -> None:
     for number in range(ROUNDS):
-        assert not run_once(tmp_path / str(number), -1).stragglers
+        assert not run_once(launcher, tmp_path / str(number), -1).stragglers
