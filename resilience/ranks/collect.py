@@ -42,6 +42,8 @@ ANSWER_S = 5.0
 """From a heartbeat until the stacks are in the run directory: a second for the ranks, the rest for the file system."""
 BEAT_S = 10.0
 """The interval of heartbeats, if the run has no setting."""
+STILL_S = 3.0
+"""A rank without a step for so long, by its guard's thread as well, stands still: that looks once a second."""
 POLL_S = 0.2
 REFRESH_S = 2.0
 SRUN_S = 8.0
@@ -141,7 +143,18 @@ def collect(project: Project, directory: RunDirectory) -> tuple[Evidence, ...]:
             refresh_directory(str(waiting[0].path))
         clock.sleep(POLL_S)
     nodes = {job: [beat for beat in beats if beat.job_id == job] for job in jobs}
-    return tuple(_evidence(project, directory, nodes[job], answers, asked) for job in jobs)
+    newest = read_beats(directory)
+    return tuple(_evidence(project, directory, nodes[job], answers, asked, still_inside(newest, job)) for job in jobs)
+
+
+def still_inside(nodes: Sequence[NodeBeat], job: str) -> frozenset[int]:
+    """Return the ranks of a job that stand still inside a collective, as their guards saw after their last step. Pure."""
+    return frozenset(
+        one.rank
+        for node in nodes
+        for one in node.ranks
+        if node.job_id == job and one.is_inside and node.time - one.advanced > STILL_S < one.looked - one.advanced
+    )
 
 
 def running_beats(directory: RunDirectory, now: float) -> list[NodeBeat]:
@@ -203,6 +216,7 @@ def _evidence(
     beats: Sequence[NodeBeat],
     answers: dict[tuple[str, int], _Answer],
     asked: float,
+    inside: Collection[int],
 ) -> Evidence:
     """Return the evidence of one job."""
     job = beats[0].job_id
@@ -213,7 +227,7 @@ def _evidence(
         for one in beat.ranks
     ]
     ranks.sort(key=lambda one: one.rank)
-    groups, gone = _group(ranks), {one.rank for beat in beats for one in beat.ranks if one.is_gone}
+    groups, gone = _group(ranks, inside), {one.rank for beat in beats for one in beat.ranks if one.is_gone}
     odd = {one.host for one in groups.odd} or {one.host for one in ranks}
     orders = _orders(ranks, groups, gone)
     looks, notes = _look(project, directory, job, orders, here)
@@ -225,7 +239,7 @@ def _evidence(
     signals = next((one.signals for one in looks if one.signals), ())
     notes += [] if signals else [one.ras for one in looks if one.ras][:1]
     return Evidence(
-        directory.run, job, beats[0].attempt, asked, tuple(ranks), _group(ranks),
+        directory.run, job, beats[0].attempt, asked, tuple(ranks), _group(ranks, inside),
         tuple(dict.fromkeys(note for note in notes if note)),
         tuple(f"NCCL: {_names(signal, ranks)}: {signal.text}" for signal in signals)
         + tuple(f"{one.host}: {said}" for one in looks for said in one.devices),
@@ -234,9 +248,10 @@ def _evidence(
     )  # fmt: skip
 
 
-def _group(ranks: Sequence[RankStacks]) -> Groups:
+def _group(ranks: Sequence[RankStacks], inside: Collection[int]) -> Groups:
     stacks: dict[int, Stacks] = {one.rank: parse_stacks(one.text) for one in ranks if one.text}
-    return group(stacks, {one.rank: one.why for one in ranks if one.why}, {one.rank: one.host for one in ranks})
+    silent = {one.rank: one.why for one in ranks if one.why}
+    return group(stacks, silent, {one.rank: one.host for one in ranks}, inside)
 
 
 def _orders(ranks: Sequence[RankStacks], groups: Groups, gone: Collection[int]) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from resilience.ranks.stacks import Frame, Stacks, Where, place_of, where
@@ -46,19 +46,26 @@ class Groups:
 
 
 def group(
-    stacks: Mapping[int, Stacks], silent: Mapping[int, str] | None = None, hosts: Mapping[int, str] | None = None
+    stacks: Mapping[int, Stacks],
+    silent: Mapping[int, str] | None = None,
+    hosts: Mapping[int, str] | None = None,
+    inside: Collection[int] = (),
 ) -> Groups:
     """Given the stacks by rank, why ranks did not answer, and the hosts of ranks, return groups and odd ranks.
+
+    `inside`: ranks that stand still inside a collective, as torch's flight recorder tells where no Python frame does: in
+    the backward pass of DistributedDataParallel, or in `loss.item()` with NCCL.
 
     A rank that did not answer is odd, even if its stacks were read from outside. So is a rank outside of a collective
     while others wait in one, however many they are: a collective waits for its last rank. Else the ranks that are not
     in a group of more than half of all are odd; without such a group no rank is.
     """
     silent, hosts = silent or {}, hosts or {}
-    by_frames: dict[tuple[Frame, ...], list[int]] = {}
+    by_frames: dict[tuple[tuple[Frame, ...], bool], list[int]] = {}
     for rank, found in sorted(stacks.items()):
-        by_frames.setdefault(found.main.frames if found.main is not None else (), []).append(rank)
-    groups = [_group(ranks, stacks[ranks[0]], frames) for frames, ranks in by_frames.items()]
+        frames = found.main.frames if found.main is not None else ()
+        by_frames.setdefault((frames, rank in inside), []).append(rank)
+    groups = [_group(ranks, stacks[ranks[0]], *key) for key, ranks in by_frames.items()]
     groups.sort(key=lambda one: (-len(one.ranks), one.ranks))
     why = dict(sorted(silent.items()))
     for one in _odd_groups(groups, len(stacks)):
@@ -67,8 +74,10 @@ def group(
     return Groups(tuple(groups), odd, _sentence(groups, odd, len({*stacks, *silent})))
 
 
-def _group(ranks: Sequence[int], found: Stacks, frames: tuple[Frame, ...]) -> Group:
+def _group(ranks: Sequence[int], found: Stacks, frames: tuple[Frame, ...], is_inside: bool) -> Group:
     word, function = where(found)
+    if is_inside and word in (Where.CODE, Where.GPU):
+        word = Where.COLLECTIVE
     return Group(tuple(ranks), word, function, place_of(found), frames)
 
 

@@ -16,7 +16,9 @@ from resilience.errors import NoSuchJob
 from resilience.guard.heartbeat.beat import GONE, LEFT, Progress, RankBeat, compose
 from resilience.guard.heartbeat.run_directory import SILENT
 from resilience.ranks import collect as module
-from resilience.ranks.collect import Evidence, collect
+from resilience.ranks.beats import NodeBeat
+from resilience.ranks.beats import RankBeat as BeatOfRank
+from resilience.ranks.collect import Evidence, collect, still_inside
 from resilience.ranks.page import render_html, render_text
 from resilience.runs.run_directory import RunDirectory
 from resilience.system.ports import System
@@ -232,3 +234,21 @@ def test_other_nodes_are_asked_by_one_task_each_beside_the_training(
     assert found.notes[1:] == ("py-spy could not read rank 2: Permission denied",)
     page = "\n".join(render_text(found)) + render_html([found])
     assert page.count("NVRM: Xid") == page.count("2 others 5") == 2
+
+
+@pytest.mark.parametrize(
+    ("signs", "is_still"),
+    [
+        ({}, True),
+        ({"is_inside": False}, False),
+        ({"advanced": 899.0}, False),
+        ({"looked": 801.0}, False),
+    ],
+)
+def test_only_a_look_after_the_last_step_tells_that_a_rank_stands_inside_a_collective(
+    signs: dict[str, Any], is_still: bool
+) -> None:
+    usual: dict[str, Any] = {"advanced": 800.0, "looked": 900.0, "is_inside": True}
+    rank = BeatOfRank(rank=5, pid=7, step=9, phase="train", **{**usual, **signs})
+    node = NodeBeat("12", "n1", 3, 900.0, 900.0, (rank,))
+    assert still_inside([node], "12") == ({5} if is_still else set()) and not still_inside([node], "13")

@@ -63,3 +63,13 @@ def test_of_many_ranks_the_one_that_differs_is_named() -> None:
 @pytest.mark.parametrize(("ranks", "text"), [((0,), "0"), ((0, 1, 2, 5, 7, 8), "0-2, 5, 7-8"), ((), "")])
 def test_numbers_are_ranges(ranks: tuple[int, ...], text: str) -> None:
     assert numbers(ranks) == text
+
+
+def test_a_collective_without_a_python_frame_is_known_from_the_flight_recorder() -> None:
+    """Ranks wait in the backward pass of DistributedDataParallel, which is written in C++."""
+    backward = parse_stacks('Thread 0x1 (most recent call first):\n  File "/home/ada/train.py", line 20 in step\n')
+    found = group({0: backward, 1: CODE}, inside={0})
+    assert [(one.rank, one.why) for one in found.odd] == [(1, "in the user's code at train.py:11 in preprocess")]
+    assert found.sentence.endswith("the other: in a collective (step) at train.py:20 in step")
+    same = group({0: backward, 1: backward, 2: backward}, inside={0, 2})
+    assert [one.rank for one in same.odd] == [1], "the same line, but it has not got to the collective"
