@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from resilience.cli.options import ConfigOption, JsonOption, RunArgument, open_project, single_command
 from resilience.cli.output import clean, patience, plain, print_json
+from resilience.errors import UsageError
 
 
 @single_command("Examples: resil stacks; resil stacks gpt --html gpt.html; resil stacks gpt --json")
@@ -31,6 +33,8 @@ def stacks(
 
     project = open_project(config)
     directory = project.existing(run)
+    if html is not None and (html.is_dir() or not os.access(html.absolute().parent, os.W_OK)):
+        raise UsageError(f"no page can be written as {html}", hint="name a file in a directory: --html gpt.html")
     with patience("asking the ranks with their next heartbeat", after_s=1.0):
         found = collect(project, directory)
     if html is not None:

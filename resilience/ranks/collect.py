@@ -148,7 +148,7 @@ def collect(project: Project, directory: RunDirectory) -> tuple[Evidence, ...]:
 
 
 def still_inside(nodes: Sequence[NodeBeat], job: str) -> frozenset[int]:
-    """Return the ranks of a job that stand still inside a collective, as their guards saw after their last step. Pure."""
+    """Return the ranks of a job that stand still inside a collective, as guards saw after the last step. Pure."""
     return frozenset(
         one.rank
         for node in nodes

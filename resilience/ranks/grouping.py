@@ -53,8 +53,8 @@ def group(
 ) -> Groups:
     """Given the stacks by rank, why ranks did not answer, and the hosts of ranks, return groups and odd ranks.
 
-    `inside`: ranks that stand still inside a collective, as torch's flight recorder tells where no Python frame does: in
-    the backward pass of DistributedDataParallel, or in `loss.item()` with NCCL.
+    `inside`: ranks that stand still inside a collective, as torch's flight recorder tells where no Python frame does:
+    in the backward pass of DistributedDataParallel, or in `loss.item()` with NCCL.
 
     A rank that did not answer is odd, even if its stacks were read from outside. So is a rank outside of a collective
     while others wait in one, however many they are: a collective waits for its last rank. Else the ranks that are not

@@ -37,7 +37,8 @@ MOST_SILENT = 8
 """Processes of a node that py-spy reads."""
 KERNEL_LINES, KERNEL_WIDTH, KERNEL_AGE_S = 12, 240, 86400.0
 _KERNEL = re.compile(
-    r"NVRM: Xid|SXid|fallen off the bus|oom-kill|[Oo]ut of memory|blocked for more than \d+ s|soft lockup|rcu.*stall"
+    r"NVRM: Xid|SXid|fallen off the bus|oom-kill|[Oo]ut of memory|blocked for more than \d+ s|soft lockup"
+    r"|rcu_\w+ (?:self-)?detected (?:expedited )?stall"
     r"|not responding|[Rr]emounting filesystem read-only|I/O error|Machine check|mlx5.*(?:error|health)|segfault at"
 )
 """Lines that may explain a hang; drivers/nvidia, mm/oom_kill.c, kernel/hung_task.c, kernel/watchdog.c, net/sunrpc."""

@@ -64,15 +64,15 @@ def _section(evidence: Evidence) -> Iterable[str]:
     yield f'<p class="dim">{escape(_title(evidence))}, {where}</p>'
     yield from (f'<p class="dim">{escape(note)}</p>' for note in evidence.notes)
     yield from (f"<p>{escape(said)}</p>" for said in evidence.nccl)
-    for host, log in evidence.kernel:
-        yield f"<p>The kernel of {escape(host)} reports:</p><pre>{escape(chr(10).join(log))}</pre>"
-    if evidence.dumps:
-        yield f"<pre>{escape(chr(10).join(evidence.dumps))}</pre>"
     groups = evidence.groups.groups
     if groups:
         yield f"<h2>{plural(len(groups), 'place')}, the most ranks first</h2>"
     for one in groups:
         yield f"<p>{escape(_head(one, evidence))}</p><pre>{escape(chr(10).join(_frames(one.frames)))}</pre>"
+    for host, log in evidence.kernel:
+        yield f"<p>The kernel of {escape(host)} reports:</p><pre>{escape(chr(10).join(log))}</pre>"
+    if evidence.dumps:
+        yield f"<pre>{escape(chr(10).join(evidence.dumps))}</pre>"
     columns = "".join(f"<th>{name}</th>" for name in ("Rank", "Node", "Pid", "Step", "Phase", "Where"))
     yield f"<h2>Ranks</h2><table><tr>{columns}</tr>"
     odd = {one.rank: one.why for one in evidence.groups.odd}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,21 @@ def test_the_slow_rank_comes_first(shell: Shell, tmp_path: Path) -> None:
     picture = ElementTree.parse(tmp_path / "gpt.svg").getroot()
     titles = [one.text for one in picture.iter("{http://www.w3.org/2000/svg}title")]
     assert len(titles) == 40 and "rank 3 on n2, to step 640: waits 5%" in titles
+    assert opacities(tmp_path / "gpt.svg") == {0.05: 30, 1.0: 10}
     found = shell.resil("ranks", "gpt", "--json").json
     assert [one["ranks"] for one in found["stragglers"]] == [[3]] and found["ranks"][0]["waits"] == 0.3
+
+
+def opacities(picture: Path) -> Counter[float]:
+    """How many cells of the map have which opacity; those of the legend have no title."""
+    cells = ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}rect")
+    return Counter(float(one.get("opacity", "1")) for one in cells if len(one))
+
+
+def test_ranks_that_are_equally_fast_are_all_pale_however_little_they_wait(shell: Shell, tmp_path: Path) -> None:
+    write_beats(shell.run_dir, slow=-1)
+    assert shell.resil("ranks", "--svg", str(tmp_path / "x.svg")).code == 0
+    assert opacities(tmp_path / "x.svg") == {0.05: 40}
 
 
 def test_equal_ranks_and_too_few_windows_are_told_as_such(shell: Shell) -> None:

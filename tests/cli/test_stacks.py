@@ -46,6 +46,15 @@ def test_the_odd_rank_is_named_and_the_page_is_written(training: Shell, tmp_path
     assert [one["ranks"] for one in job["groups"]] == [[0], [1]] and job["groups"][0]["where"] == "in a collective"
 
 
+@pytest.mark.parametrize("where", [".", "missing/gpt.html"])
+def test_a_page_that_cannot_be_written_is_told_before_the_ranks_are_asked(
+    shell: Shell, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "collect", None)
+    said = shell.resil("stacks", "--html", str(tmp_path / where))
+    assert said.code == 2 and "no page can be written as" in said.err
+
+
 def test_a_run_that_does_not_train_says_what_to_try(shell: Shell) -> None:
     said = shell.resil("stacks")
     assert said.code == 1 and "none is running, or it has no guard\n  try: see: resil status gpt; " in said.err

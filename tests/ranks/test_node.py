@@ -40,6 +40,19 @@ def test_lines_of_the_kernel_that_may_explain_a_hang_are_kept_for_a_day() -> Non
     assert len(kernel_lines(LOG * 20, NOW)) == module.KERNEL_LINES
 
 
+@pytest.mark.parametrize(
+    ("line", "tells"),
+    [
+        ("rcu: INFO: rcu_sched self-detected stall on CPU", 1),
+        ("rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:", 1),
+        ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:4711]", 1),
+        ("Command line: quiet rcupdate.rcu_cpu_stall_suppress=1 panic=1", 0),
+    ],
+)
+def test_a_stall_of_the_kernel_is_told_and_not_its_setting(line: str, tells: int) -> None:
+    assert len(kernel_lines(f"2026-11-23T11:59:00,000000+00:00 {line}\n", NOW)) == tells
+
+
 def test_a_log_that_users_may_not_read_is_unknown_and_the_journal_is_asked(tmp_path: Path) -> None:
     environ = {"PATH": f"{tmp_path}:/bin"}
     program(tmp_path, "dmesg", "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1")

@@ -60,6 +60,7 @@ class RanksReading:
         hosts: its nodes, folded.
         stragglers: those that make the others wait.
         nothing: why nothing can be said about them.
+        is_missing: whether there is no such run.
     """
 
     ranks: int = 0
@@ -67,6 +68,7 @@ class RanksReading:
     hosts: str = ""
     stragglers: tuple[Straggler, ...] = ()
     nothing: str = ""
+    is_missing: bool = False
 
 
 class RanksCheck:
@@ -92,12 +94,16 @@ class RanksCheck:
         self, target: Target, settings: RanksSettings, context: Context, before: Mapping[str, Timed[RanksReading]]
     ) -> Mapping[str, RanksReading]:
         """Read the heartbeats of the runs that train, and keep the hosts that make others wait as evidence."""
-        found = {
-            directory.run: _read(context, directory, settings)
-            for directory in context.runs()
-            if (not settings.runs or directory.run in settings.runs) and not directory.is_finished()
-        }
-        missing = {run: RanksReading(nothing="it does not train") for run in settings.runs if run not in found}
+        found = {}
+        for directory in context.runs():
+            if settings.runs and directory.run not in settings.runs:
+                continue
+            if not directory.is_finished():
+                found[directory.run] = _read(context, directory, settings)
+            elif settings.runs:
+                found[directory.run] = RanksReading(nothing="it is finished")
+        why = f"there is no such run in {context.state_dir}"
+        missing = {run: RanksReading(nothing=why, is_missing=True) for run in settings.runs if run not in found}
         return found | missing or {NO_RUN: RanksReading(nothing="no run trains")}
 
     def judge(
@@ -105,6 +111,14 @@ class RanksCheck:
     ) -> Sequence[Finding]:
         """Return a finding for stragglers and one for a run slower than it was, or one that all is well. Pure."""
         seen = readings[-1].reading
+        if seen.is_missing:
+            advice = "see them all: resil status"
+            return [
+                Finding(
+                    subject=subject, verdict=Verdict.UNKNOWN, fault="missing", summary=seen.nothing, advice=advice,
+                    looked=(seen.nothing,),
+                )
+            ]  # fmt: skip
         figures = (Figure(label="step", value=round(seen.step_s, 4), unit="s"),) if seen.step_s else ()
         looked = (seen.nothing or f"{seen.ranks} ranks on {seen.hosts}",)
         faults = []

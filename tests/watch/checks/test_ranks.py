@@ -102,9 +102,15 @@ def test_equal_ranks_are_no_evidence(project: Project) -> None:
 
 def test_runs_that_do_not_train_are_told_as_such(project: Project) -> None:
     assert look(project) == {"gpt": RanksReading(nothing="it does not train")}
-    assert look(project, "bert") == {"bert": RanksReading(nothing="it does not train")}
     (project.directory("gpt").path / "finished").write_text("")
+    assert look(project, "gpt") == {"gpt": RanksReading(nothing="it is finished")}
     assert look(project) == {"runs": RanksReading(nothing="no run trains")}
+
+
+def test_a_run_that_does_not_exist_is_unknown_and_not_well(project: Project) -> None:
+    reading = look(project, "gtp", "gpt")["gtp"]
+    (found,) = CHECK.judge("gtp", [Timed(0.0, reading)], RanksSettings(), 0.0)
+    assert outcome(found) == "UNKNOWN missing" and found.summary.startswith("there is no such run in ")
 
 
 @pytest.mark.parametrize(("degraded", "failed"), [(1.0, 3.0), (4.0, 3.0), (1.1, float("nan"))])
