@@ -154,11 +154,12 @@ def _verdict(odd: Sequence[_Rank], ranks: Sequence[_Rank], why: str) -> HangVerd
     goes_on = why == LOST and any(
         one.node.time - one.beat.advanced < GOES_ON_S for one in ranks if one.node.host not in hosts
     )
+    is_debugged = any(one.beat.state == "t" for one in ranks)  # somebody looks at it already
     return HangVerdict(
         ranks=numbers,
         hosts=hosts,
         why=f"{names}: {why}{_details(odd)} ({len(odd)} of {len(ranks)} ranks)",
-        is_witnessed=_trains(ranks) and why != "behind in steps" and not goes_on,
+        is_witnessed=_trains(ranks) and why != "behind in steps" and not goes_on and not is_debugged,
         cpu_s=sum(one.beat.cpu_s for one in odd),
         io_bytes=sum(one.beat.io_bytes for one in odd),
     )

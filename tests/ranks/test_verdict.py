@@ -59,6 +59,12 @@ def test_outside_of_training_steps_nothing_has_a_witness(phase: str) -> None:
     assert not judge(nodes(ODD, WAITS | {"phase": phase})).is_witnessed
 
 
+def test_a_rank_that_a_debugger_has_stopped_is_named_and_nothing_is_done_about_it() -> None:
+    for odd in (ODD | {"state": "t"}, ODD):
+        found = judge([node("n1", {0: WAITS, 1: WAITS | {"state": "t"}}), node("n2", {2: odd, 3: WAITS})])
+        assert "stopped by a signal or a debugger (state T)" in found.why and not found.is_witnessed
+
+
 def test_the_ranks_of_a_lost_node_are_named() -> None:
     waits = dict.fromkeys(range(2), WAITS)
     found = judge([node("n1", waits), node("n2", {2: WAITS, 3: WAITS}, LOST_S + 1)])
