@@ -115,11 +115,11 @@ def _all_inside(ranks: Sequence[_Rank]) -> HangVerdict:
     """Return what ranks that are all inside a collective wait for. Ranks that have never been seen outside of one prove
     nothing."""
     counts = Counter(one.beat.entered for one in ranks)
-    why = f"all {len(ranks)} ranks are inside a collective: the network, or a device"
+    why = f"all {len(ranks)} ranks are inside a collective: the network, a device, or not all in the same one"
     if len(counts) > 1:
         usual = counts.most_common(1)[0][0]
         other = min((one for one in ranks if one.beat.entered != usual), key=lambda one: one.beat.rank).beat
-        why += f", or not the same one: rank {other.rank} has entered {other.entered}, most others {usual}"
+        why += f" (rank {other.rank} has entered {other.entered}, most others {usual})"
     return HangVerdict(
         why=why,
         is_witnessed=_trains(ranks) and all(one.beat.inside < one.beat.looks for one in ranks),

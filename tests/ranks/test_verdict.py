@@ -101,7 +101,7 @@ def test_a_rank_that_is_alone_or_has_left_while_the_other_works_is_no_hang() -> 
 def test_ranks_that_are_all_in_the_same_collective_wait_for_the_network_or_a_device() -> None:
     found = judge(nodes(WAITS))
     assert (found.ranks, found.entered) == ((), 4 * 61) and found.is_witnessed
-    assert found.why == "all 4 ranks are inside a collective: the network, or a device"
+    assert found.why == "all 4 ranks are inside a collective: the network, a device, or not all in the same one"
     assert not judge(nodes(WAITS | {"phase": "eval"})).is_witnessed
     never_outside = WAITS | {"inside": 90}
     assert not judge(nodes(never_outside, never_outside)).is_witnessed, "it may just not be told of their ends"
@@ -110,7 +110,7 @@ def test_ranks_that_are_all_in_the_same_collective_wait_for_the_network_or_a_dev
 def test_a_rank_in_another_collective_than_the_others_is_told_and_not_named() -> None:
     """Ranks of a pipeline differ always, so that is no proof."""
     found = judge(nodes(WAITS | {"entered": 60}))
-    assert not found.ranks and found.why.endswith("or not the same one: rank 2 has entered 60, most others 61")
+    assert not found.ranks and found.why.endswith("not all in the same one (rank 2 has entered 60, most others 61)")
 
 
 def test_a_rank_that_ran_out_of_data_first_is_named_and_not_the_network() -> None:
