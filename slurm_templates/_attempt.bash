@@ -1175,6 +1175,9 @@ resil_job_environment() { # variables of the job for the launch
     export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=$TORCH_FR_DUMP_TEMP_FILE # its name before torch 2.9
     (umask "$resil_umask" && mkdir -p -- "${TORCH_FR_DUMP_TEMP_FILE%/*}") 2>/dev/null || :
   fi
+  if [ -z "${TORCH_FR_BUFFER_SIZE:-}${TORCH_NCCL_TRACE_BUFFER_SIZE:-}" ]; then # NCCL's recorder: newer versions have it on
+    export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+  fi
   # Since 22.05 srun does not inherit it; and --export=NONE applies to the batch shell, not to the launch.
   [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
   [ "${SLURM_EXPORT_ENV:-}" = NONE ] && export SLURM_EXPORT_ENV=ALL

@@ -1,7 +1,8 @@
 """How far this rank is in its collectives, from the flight recorder of torch.
 
 `torch.distributed` counts the collectives that each process group has enqueued and completed. The recorder of gloo and
-other backends is on by default, that of NCCL with `TORCH_FR_BUFFER_SIZE` (formerly `TORCH_NCCL_TRACE_BUFFER_SIZE`).
+other backends is on by default, that of NCCL in older versions only with `TORCH_FR_BUFFER_SIZE` (formerly
+`TORCH_NCCL_TRACE_BUFFER_SIZE`), which the templates and `resil run` set.
 Reading the counts takes 20 to 100 us, with no communication and no lock of the training. NCCL enqueues without waiting,
 so there a rank is inside from the moment that its program has queued the collective.
 

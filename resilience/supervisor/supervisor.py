@@ -123,6 +123,8 @@ def command_environment(environ: Mapping[str, str], place: RankInfo, attempt: in
         defaults |= {"RESIL_JOB_ID": place.job_id, "RESIL_RESTART_COUNT": str(place.restart)}
         if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in environ:  # the old name, which torch still reads
             defaults["TORCH_FR_DUMP_TEMP_FILE"] = f"{traces_directory(place)}/rank_"
+        if not environ.get("TORCH_FR_BUFFER_SIZE") and not environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE"):
+            defaults |= dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000")
     if attempt and place.run_dir:
         defaults["RESIL_ATTEMPT"] = str(attempt)
         own = os.path.join(place.run_dir, layout.ATTEMPTS, f"{layout.attempt_file(attempt)}.error")

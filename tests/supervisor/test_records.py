@@ -347,11 +347,14 @@ def test_variables_are_set_only_where_unset() -> None:
     place = RankInfo(run="gpt", run_dir="/r/gpt", job_id="1601", restart=2, rank=3)
     found = command_environment({"PATH": "/bin"}, place, 4)
     assert found["TORCH_FR_DUMP_TEMP_FILE"] == "/r/gpt/traces/1601.2/rank_"
+    assert found["TORCH_FR_BUFFER_SIZE"] == found["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
     assert found["TORCHELASTIC_ERROR_FILE"] == "/r/gpt/attempts/0004.error.3"
     assert found["NCCL_RAS_ADDR"] == "localhost:28101" and found["RESIL_ATTEMPT"] == "4" and found["PATH"] == "/bin"
     own = {"TORCH_FR_DUMP_TEMP_FILE": "/x", "TORCHELASTIC_ERROR_FILE": "/y", "NCCL_RAS_ADDR": "z"}
     assert own.items() <= command_environment(own, place, 4).items()
     assert "TORCH_FR_DUMP_TEMP_FILE" not in command_environment({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/x"}, place, 4)
+    off = command_environment({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, place, 4)
+    assert off["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "0" and "TORCH_FR_BUFFER_SIZE" not in off
     alone = command_environment({}, RankInfo(), 0)
     assert not {"NCCL_RAS_ADDR", "TORCH_FR_DUMP_TEMP_FILE", "TORCHELASTIC_ERROR_FILE", "RESIL_ATTEMPT"} & set(alone)
 

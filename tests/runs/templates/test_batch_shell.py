@@ -155,6 +155,7 @@ def test_the_training_is_told_what_it_needs(batch: Batch) -> None:
     assert told["NCCL_RAS_ADDR"] == f"localhost:{28100 + 23457 % 800}"
     dumps = f"{batch.run_dir}/traces/23457.0/rank_"
     assert told["TORCH_FR_DUMP_TEMP_FILE"] == told["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == dumps
+    assert told["TORCH_FR_BUFFER_SIZE"] == told["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
     assert (batch.run_dir / "traces" / "23457.0").stat().st_mode & 0o777 == 0o700
 
 
