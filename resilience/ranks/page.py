@@ -7,7 +7,7 @@ from html import escape
 
 from resilience.messages import cut, plural
 from resilience.ranks.collect import Evidence, RankStacks
-from resilience.ranks.grouping import Group, describe, numbers
+from resilience.ranks.grouping import NAMED, Group, describe, numbers
 from resilience.ranks.stacks import Frame
 from resilience.system.ports import iso_time
 
@@ -32,9 +32,10 @@ pre { background: var(--soft); border: 1px solid var(--line); border-radius: 6px
 
 
 def render_text(evidence: Evidence) -> list[str]:
-    """Return lines: the sentence, the odd ranks, and each group with its frames, the innermost first."""
+    """Return lines: the sentence, the odd ranks if it does not name them all, and each group with its frames, the innermost
+    first."""
     lines = [f"{_title(evidence)}: {evidence.groups.sentence}", *(f"  note: {note}" for note in evidence.notes)]
-    odd = evidence.groups.odd
+    odd = evidence.groups.odd if len(evidence.groups.odd) > NAMED else ()  # else the sentence has them
     lines += [f"  rank {one.rank} on {one.host}: {one.why}" for one in odd[:SHOWN_ODD]]
     if len(odd) > SHOWN_ODD:
         lines.append(f"  and {len(odd) - SHOWN_ODD} more: --html FILE shows all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from resilience.ranks.collect import Evidence, RankStacks
@@ -31,16 +32,21 @@ def test_the_text_says_first_who_differs_and_then_shows_each_group() -> None:
     head, note, *lines = render_text(evidence(notes=("n2 is slow",)))
     assert head.startswith("gpt, attempt 3 (job 12), 2026-11-2") and ": rank 3 on n1: its process is stopped" in head
     assert note == "  note: n2 is slow"
-    assert lines[:2] == [
-        "  rank 3 on n1: its process is stopped (state T)",
-        "  rank 2 on n1: in the user's code at train.py:11 in preprocess",
-    ]
-    assert lines[2:6] == [
+    assert "; rank 2 on n1: in the user's code at train.py:11 in preprocess; the other" in head
+    assert lines[:4] == [
         "",
         "2 ranks 0-1 on n1: in a collective (all_reduce) at train.py:10 in step",
         "  all_reduce (/home/ada/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:3252)",
         "  wrapper (/home/ada/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py:83)",
     ]
+
+
+def test_odd_ranks_that_the_sentence_counts_are_listed() -> None:
+    few = evidence(ranks=6)
+    stacks = {rank: parse_stacks(REDUCE) for rank in range(3)}
+    many = replace(few, groups=group(stacks, dict.fromkeys(range(3, 6), "stopped"), dict.fromkeys(range(6), "n1")))
+    head, *lines = render_text(many)
+    assert "3 of 6 ranks differ" in head and lines[:3] == [f"  rank {rank} on n1: stopped" for rank in (3, 4, 5)]
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_fits_dark_screens_and_paper() -> None:
