@@ -32,7 +32,7 @@ pre { background: var(--soft); border: 1px solid var(--line); border-radius: 6px
 
 
 def render_text(evidence: Evidence) -> list[str]:
-    """Return lines: the sentence, the odd ranks if it does not name them all, and each group with its frames, the innermost
+    """Return lines: the sentence, the odd ranks if it does not name them all, and each group with its frames, innermost
     first."""
     lines = [f"{_title(evidence)}: {evidence.groups.sentence}", *(f"  note: {note}" for note in evidence.notes)]
     odd = evidence.groups.odd if len(evidence.groups.odd) > NAMED else ()  # else the sentence has them
