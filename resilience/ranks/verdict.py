@@ -60,6 +60,12 @@ class _Rank:
         """How long the guard's thread has not run, in seconds."""
         return self.node.time - self.beat.looked if self.beat.looked else 0.0
 
+    @property
+    def is_inside(self) -> bool | None:
+        """Return whether it is inside a collective; None if the guard has not looked since its last step: a library
+        that holds the GIL keeps it from that."""
+        return self.beat.is_inside if self.beat.looks and self.beat.looked > self.beat.advanced else None
+
 
 def judge(nodes: Sequence[NodeBeat]) -> HangVerdict:
     """Given the heartbeats of all nodes of an attempt whose steps stand still, return the odd ranks.
@@ -72,10 +78,6 @@ def judge(nodes: Sequence[NodeBeat]) -> HangVerdict:
     ranks = [one for one in everyone if not one.beat.has_left]
     if len(everyone) < 2 or not ranks:
         return HangVerdict()
-    if all(one.beat.is_inside for one in ranks) and len(ranks) < len(everyone):
-        return _missed(ranks, everyone)
-    if len(ranks) < 2:
-        return HangVerdict()
     newest = max(node.written for node in nodes)
     signs = (
         ([one for one in ranks if one.beat.is_gone], "ended without a final message"),
@@ -87,7 +89,6 @@ def judge(nodes: Sequence[NodeBeat]) -> HangVerdict:
         ),
         ([one for one in ranks if one.blocked_s > THREAD_S], "a library holds the GIL"),
         (_outside(ranks), "outside the collective that the others wait in"),
-        (_behind(ranks), "behind in steps"),
     )
     for odd, why in signs:
         if odd and 2 * len(odd) <= len(ranks):
@@ -95,7 +96,10 @@ def judge(nodes: Sequence[NodeBeat]) -> HangVerdict:
     for odd, why in signs[2:5]:
         if odd:
             return HangVerdict(why=f"{len(odd)} of {len(ranks)} ranks: {why}{_details(odd)}")
-    return _all_inside(ranks) if all(one.beat.is_inside for one in ranks) else HangVerdict()
+    if all(one.is_inside for one in ranks):
+        return _all_inside(ranks) if len(ranks) == len(everyone) else _missed(ranks, everyone)
+    behind = _behind(ranks)
+    return _verdict(behind, ranks, "behind in steps") if behind and 2 * len(behind) <= len(ranks) else HangVerdict()
 
 
 def _missed(ranks: Sequence[_Rank], everyone: Sequence[_Rank]) -> HangVerdict:
@@ -133,8 +137,8 @@ def _trains(ranks: Sequence[_Rank]) -> bool:
 
 def _outside(ranks: Sequence[_Rank]) -> list[_Rank]:
     """Return the ranks that are in no collective while all others are."""
-    outside = [one for one in ranks if one.beat.looks and not one.beat.is_inside]
-    others = [one for one in ranks if one.beat.is_inside]
+    outside = [one for one in ranks if one.is_inside is False]
+    others = [one for one in ranks if one.is_inside]
     return outside if others and len(outside) + len(others) == len(ranks) else []
 
 

@@ -40,7 +40,7 @@ WHY = {
     "sleep": "outside the collective that the others wait in",
     "loop": "outside the collective that the others wait in",
     "stop": "stopped by a signal",
-    "gil": "a library holds the GIL|outside the collective",  # the first look may be from just before
+    "gil": "a library holds the GIL|outside the collective",  # if the guard has looked just before
     "sleeping-gil": "a library holds the GIL|outside the collective",
     "dead": "ended without a final message",
     "left": "left the training, while the others wait in a collective",

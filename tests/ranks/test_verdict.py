@@ -107,6 +107,12 @@ def test_ranks_that_are_all_in_the_same_collective_wait_for_the_network_or_a_dev
     assert not judge(nodes(never_outside, never_outside)).is_witnessed, "it may just not be told of their ends"
 
 
+def test_a_look_from_before_the_last_step_proves_nothing() -> None:
+    """A library may hold the GIL since then, which is missed only after a while."""
+    before = {"looked": NOW - 5, "advanced": NOW - 4}
+    assert judge(nodes(WAITS | before)) == judge(nodes(ODD | before)) == HangVerdict()
+
+
 def test_a_rank_in_another_collective_than_the_others_is_told_and_not_named() -> None:
     """Ranks of a pipeline differ always, so that is no proof."""
     found = judge(nodes(WAITS | {"entered": 60}))
@@ -118,6 +124,7 @@ def test_a_rank_that_ran_out_of_data_first_is_named_and_not_the_network() -> Non
     found = judge(nodes(left))
     assert found.why == "rank 2 on n2: left the training, while the others wait in a collective (1 of 4 ranks)"
     assert found.ranks == (2,) and not found.is_witnessed, "it may save: its guard is closed"
+    assert "stopped" in judge([node("n1", {0: left, 1: WAITS, 2: WAITS, 3: WAITS | {"state": "T"}})]).why
     found = judge(nodes(WAITS, left))
     assert found.why == "rank 2 on n2: still in a collective, after the others have left the training (1 of 4 ranks)"
 
