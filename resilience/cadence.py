@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from resilience.errors import QuantityError
 from resilience.quantities import format_duration, parse_duration_s
@@ -150,6 +151,7 @@ def measured_mtbf(failures: int, observed_s: float) -> Mtbf:
     return Mtbf(estimate_s=observed_s / failures, low_s=low_s, high_s=high_s, failures=failures, observed_s=observed_s)
 
 
+@lru_cache(maxsize=1024)
 def chi2_quantile(probability: float, half_degrees: int) -> float:
     """Return the quantile of the chi-square distribution with an even number of degrees of freedom, 2 `half_degrees`.
 

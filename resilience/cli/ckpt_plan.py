@@ -29,25 +29,33 @@ EPILOG = (
     "resil ckpt plan --stall-s 5 --save-s 90 --nodes 64 --failures-per-node-day 0.0065"
 )
 _SECONDS: dict[str, Any] = {"metavar": "SECONDS", "min": 0.0, "max": 1e9, "show_default": False}
-_NUMBER: dict[str, Any] = {"metavar": "N", "min": 1, "max": 10**7, "show_default": False}
+NUMBER: dict[str, Any] = {"metavar": "N", "min": 1, "max": 10**7, "show_default": False}
+
+SaveOption = Annotated[float | None, typer.Option(help="A save until it is durable.", **_SECONDS)]
+StallOption = Annotated[float | None, typer.Option(help="The training waits so long for it.", **_SECONDS)]
+StepOption = Annotated[float | None, typer.Option(help="One step.", **_SECONDS | {"min": 1e-6})]
+RestartOption = Annotated[float | None, typer.Option(help="From a start to the first step.", **_SECONDS)]
+NodesOption = Annotated[int | None, typer.Option(help="Nodes of the job.", **NUMBER)]
+RateOption = Annotated[
+    float | None,
+    typer.Option(metavar="RATE", min=0.0, max=1e6, help="Failures of one node in a day.", show_default=False),
+]
+InFlightOption = Annotated[int | None, typer.Option(help="Saves in flight at once.", **NUMBER)]
 
 
 def plan(
     run: RunArgument = "",
-    save_s: Annotated[float | None, typer.Option(help="A save until it is durable.", **_SECONDS)] = None,
-    stall_s: Annotated[float | None, typer.Option(help="The training waits so long for it.", **_SECONDS)] = None,
-    step_s: Annotated[float | None, typer.Option(help="One step.", **_SECONDS | {"min": 1e-6})] = None,
-    restart_s: Annotated[float | None, typer.Option(help="From a start to the first step.", **_SECONDS)] = None,
+    save_s: SaveOption = None,
+    stall_s: StallOption = None,
+    step_s: StepOption = None,
+    restart_s: RestartOption = None,
     mtbf_h: Annotated[
         float | None,
         typer.Option(metavar="HOURS", min=0.001, max=1e9, help="Mean time between failures.", show_default=False),
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes of the job.", **_NUMBER)] = None,
-    failures_per_node_day: Annotated[
-        float | None,
-        typer.Option(metavar="RATE", min=0.0, max=1e6, help="Failures of one node in a day.", show_default=False),
-    ] = None,
-    in_flight: Annotated[int | None, typer.Option(help="Saves in flight at once.", **_NUMBER)] = None,
+    nodes: NodesOption = None,
+    failures_per_node_day: RateOption = None,
+    in_flight: InFlightOption = None,
     redo_max: Annotated[str, typer.Option(metavar="DURATION", help="The most work that a failure may destroy.")] = "",
     size: Annotated[str, typer.Option(metavar="SIZE", help="Size of a checkpoint.")] = "",
     as_json: JsonOption = False,
@@ -69,7 +77,9 @@ def plan(
     found.add("bytes", parse_bytes(size) if size else None, "given")
     if run or not {"stall_s", "durable_s"} & found.values.keys():
         project = open_project(config)
-        _look(found, project, project.existing(run))
+        directory = project.existing(run)
+        look(found, project, directory)
+        _add_store(found, project, directory)
     known = found.known()
     report = decide_plan(known)
     if as_json:
@@ -132,7 +142,8 @@ class Found:
 # ---- what is known of a run -----------------------------------------------------------------------------------------
 
 
-def _look(found: Found, project: Project, directory: RunDirectory) -> None:
+def look(found: Found, project: Project, directory: RunDirectory) -> None:
+    """Add what is known of a run: its settings, what its guard has measured, its attempts."""
     from resilience.cadence import parse_every
     from resilience.guard.settings import GuardSettings
     from resilience.job import JobState
@@ -156,7 +167,6 @@ def _look(found: Found, project: Project, directory: RunDirectory) -> None:
     if status.save is not None and status.save.time:
         found.add("since_save_s", max(0.0, now - status.save.time), "the journal")
     found.add("step", status.step, "the heartbeat")
-    _add_store(found, project, directory)
 
 
 def _add_measured(found: Found, directory: RunDirectory) -> None:

@@ -34,6 +34,7 @@ COMMANDS: dict[str, CommandEntry] = {
         ("attempts", "attempts:attempts", "Run", "Show each attempt of a run, and how it ended."),
         ("why", "attempts:why", "Run", "Show why the last attempt ended, or what a log says."),
         ("ckpt", "ckpt:app", "Run", "List, verify, pin, prune and seal checkpoints."),
+        ("simulate", "simulate:simulate", "Run", "Show what would have happened: ETTR and days to finish."),
         ("kill", "runs:kill", "Steer", "Stop a run after a save, by its kill switch."),
         ("save", "runs:save", "Steer", "Make a run save now and continue."),
         ("breaker", "breaker:app", "Steer", "Show or close the breaker that holds a failing run."),
