@@ -102,7 +102,7 @@ def simulate(
     calculator.
     """
     from resilience.simulate.failures import Capacity
-    from resilience.simulate.outcome import formulas_of, is_at_random, lives_of, outcome_of, replay_of
+    from resilience.simulate.outcome import Point, formulas_of, is_at_random, lives_of, outcome_of, replay_of
 
     if svg is not None and sweep is None:
         raise UsageError("--svg draws a sweep, and there is none", hint="--sweep interval")
@@ -125,25 +125,40 @@ def simulate(
     if run or nodes is None:
         source = _look(found, config, run) if source is None else _look(found, config, run) and source
     scenario = _scenario(found, array, 3600 * person_h)
+    outcome, formulas, replay, points = None, None, None, list[Point]()
     if isinstance(source, Capacity):
+        if sweep:
+            raise UsageError("a trace of GPUs is replayed, not swept", hint="--interval, once for each value")
         with _progress(lives) as tick:
             replay = replay_of(scenario, source, lives, seed, tick)
-        _show_replay(found, scenario, replay, lives, seed, as_json=as_json)
-        return
-    scenario = replace(scenario, source=source)
-    points = _sweep(scenario, sweep, lives, seed) if sweep else []
+    elif source is None:
+        raise UsageError(
+            "how often failures come is unknown", hint="--failures rsc-1, or --failures-per-node-day 0.0065"
+        )
+    else:
+        scenario = replace(scenario, source=source)
+        formulas = formulas_of(scenario) if is_at_random(scenario) else None
+        if sweep:
+            points = _sweep(scenario, sweep, lives, seed)
+        else:
+            with _progress(lives) as tick:
+                outcome = outcome_of(scenario, lives_of(scenario, lives, seed, tick))
     if svg is not None and sweep is not None:
         _draw(svg, scenario, sweep, points)
-    with _progress(0 if sweep else lives) as tick:
-        outcome = None if sweep else outcome_of(scenario, lives_of(scenario, lives, seed, tick))
-    formulas = formulas_of(scenario) if is_at_random(scenario) else None
     if as_json:
-        document = {"outcome": outcome, "formulas": formulas, "sweep": points, "replay": None}
+        document = {"outcome": outcome, "formulas": formulas, "sweep": points, "replay": replay}
         print_json("simulation", _head(found, scenario, lives, seed) | document)
         return
-    _show_inputs(found, scenario, lives, seed)
+    title = f"{format_duration(scenario.work_s)} of training on {plural(scenario.nodes, 'node')}"
+    title = f"{clean(found.run)}: {title}" if found.run else title
+    print(paint(f"{title}, {plural(lives, 'life', 'lives')}, seed {seed}", "bold"))
+    print()
+    print_table(("", "", ""), list(_inputs(found, scenario, is_replay=replay is not None)), indent=2)
+    print()
     if outcome is not None:
         _show_outcome(scenario, outcome, formulas)
+    elif replay is not None:
+        _show_replay(scenario, replay)
     else:
         _show_sweep(str(sweep), points)
 
@@ -329,18 +344,10 @@ def _head(found: Found, scenario: Scenario, lives: int, seed: int) -> dict[str, 
     return {"run": found.run, "seed": seed, "lives": lives, "scenario": given, "sources": found.sources}
 
 
-def _show_inputs(found: Found, scenario: Scenario, lives: int, seed: int) -> None:
-    whole = plural(scenario.nodes, "node")
-    title = f"{format_duration(scenario.work_s)} of training on {whole}, {plural(lives, 'life', 'lives')}, seed {seed}"
-    print(paint(f"{clean(found.run)}: {title}" if found.run else title, "bold"))
-    print()
-    print_table(("", "", ""), list(_inputs(found, scenario)), indent=2)
-    print()
-
-
-def _inputs(found: Found, scenario: Scenario) -> Iterator[tuple[str, str, str]]:
+def _inputs(found: Found, scenario: Scenario, *, is_replay: bool) -> Iterator[tuple[str, str, str]]:
     sources, costs = found.sources, scenario.costs
-    yield "failures", str(scenario.mtbf).removeprefix("failures are "), clean(sources.get("source", ""))
+    rate = str(scenario.mtbf).removeprefix("failures are ") if scenario.mtbf.likely_s < math.inf else "none"
+    yield "failures", "GPUs that come and go" if is_replay else rate, clean(sources["source"])
     yield "stall", _time(costs.stall_s), sources["stall_s"]
     yield "durable", _time(costs.durable_s), sources["durable_s"]
     yield "restart", _time(costs.restart_s), sources.get("restart_s", "assumed")
@@ -398,27 +405,18 @@ def _show_sweep(what: str, points: list[Point]) -> None:
     print_table(headers, rows)
 
 
-def _show_replay(found: Found, scenario: Scenario, replay: Replay, lives: int, seed: int, *, as_json: bool) -> None:
-    if as_json:
-        document = {"outcome": None, "formulas": None, "sweep": [], "replay": replay}
-        print_json("simulation", _head(found, scenario, lives, seed) | document)
-        return
+def _show_replay(scenario: Scenario, replay: Replay) -> None:
     gpus = scenario.nodes * scenario.gpus_per_node
-    length = format_duration(round(replay.length_s))
-    print(
-        paint(f"{clean(found.values['source'])}: {length} of GPUs that come and go, {gpus} needed, seed {seed}", "bold")
-    )
-    print()
     rate = f" = {replay.formula / scenario.costs.step_s:.3g} steps/s" if scenario.costs.step_s else ""
-    rows = [
-        ("PCcheck's formula", f"{_percent(replay.formula)}{rate}", f"{plural(replay.formula_failures, 'failure')}"),
-        ("simulated", _percent(replay.simulated), f"{replay.interruptions:.1f} attempts on average of {lives} lives"),
-    ]
-    print_table(("", "NEW WORK", ""), rows)
+    formula = (f"{_percent(replay.formula)}{rate}", plural(replay.formula_failures, "failure"))
+    simulated = (_percent(replay.simulated), f"{replay.interruptions:.1f} attempts on average")
+    headers = ("", f"NEW WORK IN {format_duration(round(replay.length_s)).upper()}", "")
+    print_table(headers, [("PCcheck's formula", *formula), ("simulated", *simulated)])
     print()
-    print("  The formula takes each 4 GPUs that come or go for a failure of the whole training, and ignores the time")
-    print("  without enough GPUs, the wait for them, and that a failure may hit a restart.")
-    print(f"  The simulation needs all {gpus} GPUs, waits until they are there, and loses what was not durable.")
+    print(
+        "  the formula takes each 4 GPUs that come or go for a failure, and ignores waits for GPUs and how few are left"
+    )
+    print(f"  the simulation needs all {gpus} GPUs, waits until they are there, and loses what was not durable")
 
 
 def _cells(band: Band, show: Callable[[float], str]) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ class Capacity:
 
     @property
     def length_s(self) -> float:
-        return self.points[-1][0]
+        return self.points[-1][0] if self.points else 0.0
 
     @property
     def most(self) -> int:
@@ -90,10 +90,11 @@ def parse_failures(text: str, name: str, gpus_per_node: int = 8) -> Rates | Trac
     if read is _rate:
         return _rates(found)
     ordered = sorted(found, key=lambda one: one[0])
-    if not ordered or ordered[-1][0] <= (ordered[0][0] if read is not _failure else 0.0):
+    trace = _trace(ordered) if read is _failure else _capacity(ordered, gpus_per_node)
+    if trace.length_s <= 0:
         hint = "add a row with the time of its end, and no class" if read is _failure else ""
         raise UsageError(f"{name} has no length", hint=hint)
-    return _trace(ordered) if read is _failure else _capacity(ordered, gpus_per_node)
+    return trace
 
 
 def _rate(row: Mapping[str, str]) -> Rate:
@@ -117,8 +118,9 @@ def _failure(row: Mapping[str, str]) -> Failure:
 
 
 def _trace(rows: Sequence[Failure]) -> Trace:
-    begin = rows[0].at if rows[0].at >= EPOCH_S else 0.0
-    return Trace(tuple(one._replace(at=one.at - begin) for one in rows if one.share), rows[-1].at - begin)
+    begin = rows[0].at if rows and rows[0].at >= EPOCH_S else 0.0
+    length_s = rows[-1].at - begin if rows else 0.0
+    return Trace(tuple(one._replace(at=one.at - begin) for one in rows if one.share), length_s)
 
 
 def _gpus(row: Mapping[str, str]) -> tuple[float, int, str]:
@@ -205,7 +207,7 @@ def preemptions(capacity: Capacity, nodes: int, gpus_per_node: int) -> Trace:
 
 def _share(before: int, after: int, nodes: int, gpus_per_node: int) -> float:
     """Return the probability that nodes that go are among those of the job."""
-    there, gone = before // gpus_per_node, math.ceil((before - after) / gpus_per_node)
+    there, gone = math.ceil(before / gpus_per_node), math.ceil((before - after) / gpus_per_node)
     free = there - nodes
     return 1.0 if gone > free else 1 - math.comb(free, gone) / math.comb(there, gone)
 

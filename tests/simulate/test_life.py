@@ -171,13 +171,13 @@ def test_what_the_scheduler_knows_is_waited_for_and_burns_nothing() -> None:
 # ---- the closed forms -----------------------------------------------------------------------------------------------
 
 
-def simulated(interval_s: float, costs: Costs, mtbf_s: float, every: Every | None = None) -> float:
-    """ETTR without a queue, over some 5,000 failures."""
+def simulated(interval_s: float, costs: Costs, mtbf_s: float, every: Every | None = None, lives: int = 3) -> float:
+    """ETTR without a queue, over some 1,500 failures in each life."""
     scenario = Scenario(
         work_s=1500 * mtbf_s, nodes=4, costs=costs, every=every or Every(seconds=interval_s), source=at_random(mtbf_s),
         policy=NO_BREAKER,
     )  # fmt: skip
-    lives = [live(scenario, f"closed {number}") for number in range(3)]
+    lives = [live(scenario, f"closed {number}") for number in range(lives)]
     assert all(one.is_finished for one in lives)
     return sum(one.trained_s for one in lives) / sum(one.wall_s for one in lives)
 
@@ -189,7 +189,8 @@ def simulated(interval_s: float, costs: Costs, mtbf_s: float, every: Every | Non
 )
 def test_dalys_complete_model_is_met_within_a_percent(costs: Costs, interval_s: float, mtbf_s: float) -> None:
     expected = 1 - loss_of(interval_s, costs, mtbf_s).lost
-    assert simulated(interval_s, costs, mtbf_s) == pytest.approx(expected, rel=0.01)
+    lives = 12 if mtbf_s < DAY_S / 4 else 3  # the more is lost, the more samples it takes
+    assert simulated(interval_s, costs, mtbf_s, lives=lives) == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("mtbf_s", [12 * HOUR, 3 * DAY_S, 10 * DAY_S])
@@ -280,7 +281,7 @@ def test_time_is_partitioned_and_nothing_is_negative(scenario: Scenario, seed: i
 
 
 @given(scenarios(), st.integers(0, 10**6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_where_the_breaker_is_not_asked_it_would_have_said_that_all_may_run(scenario: Scenario, seed: int) -> None:
     until_s = 5 * DAY_S
     assert live(scenario, str(seed), until_s=until_s) == live(
