@@ -20,7 +20,7 @@ COUNTS = {"spares": (0, 1, 2, 4, 8), "breaker": (0, 1, 2, 3, 5, 10)}
 INSTANCE_GPUS = 4
 """Of the machines of PCcheck's trace, as its formula has them."""
 
-Tick = Callable[[int], None]
+Tick = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +87,24 @@ class Replay:
 
     Attributes:
         formula: share of the time that PCcheck's formula counts as new work.
-        formula_failures: as the formula counts them: one for each four GPUs that come or go.
+        failures: as the formula counts them: one for each four GPUs that come or go.
         simulated: share in which this job trained steps that count.
-        interruptions: of this job.
+        attempts: of this job, on average.
     """
 
     formula: float
-    formula_failures: int
+    failures: int
     simulated: float
-    interruptions: float
+    attempts: float
     length_s: float
 
 
-def lives_of(scenario: Scenario, count: int, seed: int, tick: Tick = lambda done: None) -> list[Life]:
+def lives_of(scenario: Scenario, count: int, seed: int, tick: Tick = lambda: None) -> list[Life]:
     """Return so many lives. Two scenarios with the same seed meet the same luck, as far as they live alike."""
     found = []
     for number in range(count):
         found.append(live(scenario, f"{seed}-{number}"))
-        tick(1)
+        tick()
     return found
 
 
@@ -200,21 +200,21 @@ def pccheck_share(capacity: Capacity, interval_s: float, costs: Costs) -> tuple[
     return max(0.0, share), failures
 
 
-def replay_of(scenario: Scenario, capacity: Capacity, count: int, seed: int, tick: Tick = lambda done: None) -> Replay:
+def replay_of(scenario: Scenario, capacity: Capacity, count: int, seed: int, tick: Tick = lambda: None) -> Replay:
     """Return what a trace of GPUs does to a job, from its first row to its last."""
     trace = preemptions(capacity, scenario.nodes, scenario.gpus_per_node)
     scenario = replace(scenario, source=trace, work_s=trace.length_s)
     lives = []
     for number in range(count):
         lives.append(live(scenario, f"{seed}-{number}", until_s=trace.length_s))
-        tick(1)
+        tick()
     interval_s = best_interval_s(scenario) if scenario.every.is_auto else scenario.every.seconds
     share, failures = pccheck_share(capacity, interval_s, scenario.costs)
     return Replay(
         formula=share,
-        formula_failures=failures,
+        failures=failures,
         simulated=sum(one.trained_s for one in lives) / (len(lives) * trace.length_s),
-        interruptions=sum(one.attempts for one in lives) / len(lives),
+        attempts=sum(one.attempts for one in lives) / len(lives),
         length_s=trace.length_s,
     )
 

@@ -136,6 +136,10 @@ class Scenario:
         """Return how often failures end an attempt."""
         return known_mtbf(self.source.mtbf_s(self.nodes))
 
+    @property
+    def mean_wait_s(self) -> float:
+        return sum(self.queue_s) / len(self.queue_s)
+
 
 def random_waits(mean_s: float, count: int = 100) -> tuple[float, ...]:
     """Return waits that are distributed exponentially, by their quantiles."""

@@ -136,6 +136,6 @@ def test_a_replay_counts_the_time_without_enough_gpus_which_the_formula_does_not
     capacity = Capacity(((0.0, 8), (4 * HOUR, 4), (6 * HOUR, 8), (10 * HOUR, 8)))
     scenario = Scenario(work_s=1.0, nodes=2, gpus_per_node=4, costs=COSTS, every=Every(seconds=605.0))
     found = replay_of(scenario, capacity, 5, 1)
-    assert found.formula_failures == 4 and found.length_s == 10 * HOUR
+    assert found.failures == 4 and found.length_s == 10 * HOUR
     assert 0.7 < found.simulated < 0.8 < found.formula
-    assert found.interruptions == 2.0
+    assert found.attempts == 2.0
