@@ -9,7 +9,7 @@ from html import escape
 from resilience.quantities import format_duration
 from resilience.simulate.outcome import Point
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 420, 74, 24, 84, 56
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 430, 74, 24, 84, 66
 """In pixels: of the picture, and around the plot."""
 _STYLE = """\
 <style>
