@@ -107,7 +107,9 @@ class _Run:
         self.no_start_until = 0.0
         self.rows: deque[_Row | LedgerRow] = deque(maxlen=looked_at(scenario.policy))
         self.closed_after = 0
-        self.observed_s, self.failures, self.interval_s = 0.0, 0, 0.0
+        costs = scenario.costs
+        self.observed_s, self.failures, self.interval_s = 0.0, 0, scenario.every.seconds
+        self.shortest_s = max(costs.stall_s + max(costs.step_s, 1e-3), costs.durable_s / costs.in_flight)
         self.tasks = scenario.array
 
     def live(self) -> Life:
@@ -176,9 +178,10 @@ class _Run:
             self.no_start_until = max(self.no_start_until, until)
 
     def _has(self, node: str) -> bool:
-        """Return whether the job has this node."""
-        is_gone = node in self.excluded or node in self.swapped or self.away.get(node, 0.0) > self.now
-        return not node or not is_gone
+        """Return whether the job has this node; all have none in particular."""
+        if not node or not (self.excluded or self.swapped or self.away):
+            return True
+        return not (node in self.excluded or node in self.swapped or self.away.get(node, 0.0) > self.now)
 
     # ---- an attempt -------------------------------------------------------------------------------------------------
 
@@ -238,7 +241,7 @@ class _Run:
         """
         given, costs = self.given, self.given.costs
         at, left_s = start + costs.restart_s, given.work_s - self.life.trained_s
-        last_save = end_of_job - costs.durable_s
+        end, last_save = min(fails_at, end_of_job), end_of_job - costs.durable_s
         trained_s = save_s = 0.0
         while True:
             observed_s = self.observed_s + at - start
@@ -250,16 +253,15 @@ class _Run:
             if given.every.is_auto:
                 whole = min(saves, math.ceil(max(FIRST_S, observed_s / 2) / period_s))
             changed = at + whole * period_s
-            if finish <= min(fails_at, end_of_job):
+            if finish <= end:
                 self.life.is_finished = True
                 return finish, trained_s + left_s, 0.0, save_s + saves * costs.stall_s + costs.durable_s
-            if changed >= min(fails_at, last_save) or whole >= saves:
+            if whole >= saves or changed >= min(fails_at, last_save):
                 break
             trained_s += whole * train_s
             save_s += whole * costs.stall_s
             left_s -= whole * train_s
             at = changed
-        end = min(fails_at, end_of_job)
         lived_s = end - at
         if lived_s <= 0:
             return end, trained_s, 0.0, save_s
@@ -278,14 +280,13 @@ class _Run:
 
         More saves in flight than allowed are skipped, so that they come no faster than the file system takes them.
         """
-        given, costs = self.given, self.given.costs
-        if given.every.is_auto:
-            mtbf = measured_mtbf(self.failures, observed_s)
-            found = decide_cadence(costs, mtbf, redo_max_s=given.redo_max_s, current_s=self.interval_s or None)
-            self.interval_s = found.interval_s
-        else:
-            self.interval_s = max(given.every.seconds, costs.stall_s + max(costs.step_s, 1e-3))
-        return max(self.interval_s, costs.durable_s / costs.in_flight)
+        if self.given.every.is_auto:
+            mtbf, redo_max_s = measured_mtbf(self.failures, observed_s), self.given.redo_max_s
+            current_s = self.interval_s or None
+            self.interval_s = decide_cadence(
+                self.given.costs, mtbf, redo_max_s=redo_max_s, current_s=current_s
+            ).interval_s
+        return max(self.interval_s, self.shortest_s)
 
     # ---- what follows ------------------------------------------------------------------------------------------------
 
@@ -296,7 +297,8 @@ class _Run:
         """
         given = self.given
         if cause is self.next:
-            self._begin_cause(self._take())
+            self._take()
+            self._begin_cause(cause)
         is_named = self.now - self.named.get(cause.node, -math.inf) < EXCLUDED_S
         if cause.node:
             self.named[cause.node] = self.now

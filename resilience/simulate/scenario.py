@@ -60,14 +60,14 @@ class Rates:
     def arrivals(self, nodes: int, rng: random.Random) -> Iterator[Failure]:
         """Yield failures in the order of their times, without end unless there are none."""
         weights = list(itertools.accumulate(rate.per_node_day for rate in self.rates))
-        mtbf_s, at = self.mtbf_s(nodes), 0.0
+        have_nodes = [is_of_a_node(rate.kind) for rate in self.rates]
+        mtbf_s, at, place, random = self.mtbf_s(nodes), 0.0, 0, rng.random
         while mtbf_s < math.inf:
-            at += rng.expovariate(1.0) * mtbf_s
-            place = bisect.bisect(weights, rng.random() * weights[-1]) if len(weights) > 1 else 0
-            rate = self.rates[min(place, len(weights) - 1)]
-            yield Failure(
-                at, rate.kind, f"n{int(rng.random() * nodes)}" if is_of_a_node(rate.kind) else "", rate.lasts_s
-            )
+            at -= math.log(1.0 - random()) * mtbf_s
+            if len(weights) > 1:
+                place = min(bisect.bisect(weights, random() * weights[-1]), len(weights) - 1)
+            rate = self.rates[place]
+            yield Failure(at, rate.kind, f"n{int(random() * nodes)}" if have_nodes[place] else "", rate.lasts_s)
 
 
 @dataclass(frozen=True, slots=True)
