@@ -144,7 +144,7 @@ def _show_sweep(answer: Answer) -> None:
     best = max(answer.points, key=lambda one: one.outcome.ettr.mean)
     rows = [
         (
-            ">" if one is best else "",
+            ">" if one is best and answer.sweep == "interval" else "",
             one.name if math.isnan(one.interval_s) else _time(one.interval_s),
             _percent(one.outcome.ettr.mean),
             f"{_percent(one.outcome.ettr.low)} to {_percent(one.outcome.ettr.high)}",

@@ -75,8 +75,8 @@ class _Row(NamedTuple):
     """What is kept of an attempt until the breaker asks for it."""
 
     attempt: int
-    start: float
-    end: float
+    start_time: float
+    end_time: float
     failure: Failure
     first_ms: int
     last_ms: int
@@ -88,7 +88,7 @@ def live(scenario: Scenario, seed: str, *, until_s: float = math.inf, is_always_
 
     Args:
         until_s: look no further; what is trained by then counts.
-        is_always_asked: ask the breaker after each attempt, also where its answer is known: for tests.
+        is_always_asked: ask the breaker after each attempt, and about all: also where that changes nothing. For tests.
     """
     return _Run(scenario, random.Random(seed), until_s, is_always_asked).live()
 
@@ -106,7 +106,7 @@ class _Run:
         self.named: dict[str, float] = {}  # nodes that failures have named, and when they did last
         self.no_start_until = 0.0
         self.rows: deque[_Row | LedgerRow] = deque(maxlen=looked_at(scenario.policy))
-        self.closed_after = 0
+        self.closed_after = self.progressed = 0
         costs = scenario.costs
         self.observed_s, self.failures, self.interval_s = 0.0, 0, scenario.every.seconds
         self.shortest_s = max(costs.stall_s + max(costs.step_s, 1e-3), costs.durable_s / costs.in_flight)
@@ -299,12 +299,16 @@ class _Run:
         if cause is self.next:
             self._take()
             self._begin_cause(cause)
+        if is_progress:
+            self.progressed = self.life.attempts
         is_named = self.now - self.named.get(cause.node, -math.inf) < EXCLUDED_S
         if cause.node:
             self.named[cause.node] = self.now
         is_known = is_progress and not self.excluded and not is_named and given.nodes > 1
         if (is_known and not self.is_always_asked) or not (given.policy.failures or given.policy.neutral):
             return
+        if given.nodes > 1 and not self.is_always_asked:  # of one node, the breaker also compares with earlier ones
+            self._forget_rows()
         rows = [_ledger_row(one, given.nodes) for one in self.rows]
         self.rows = deque(rows, self.rows.maxlen)  # each is made once
         found = decide(rows, given.policy, self.now, closed_after=self.closed_after)
@@ -317,6 +321,11 @@ class _Run:
         self.closed_after = self.life.attempts
         ends = [until for until, _, one in self.lasting if self._has(one.node)]
         self._hold(max([self.now + given.person_s, *ends]), horizon_s)
+
+    def _forget_rows(self) -> None:
+        """Forget attempts that change no decision: before the last progress, and too old to count against a node."""
+        while self.rows[0].attempt < self.progressed and self.now - (self.rows[0].end_time or 0.0) >= EXCLUDED_S:
+            self.rows.popleft()
 
     def _may_relaunch(self, cause: Failure, spares: int, end_of_job: float) -> bool:
         """Return whether the batch shell launches again in the same job: another node than the bad one is there."""
@@ -347,9 +356,9 @@ def _ledger_row(row: _Row | LedgerRow, nodes: int) -> LedgerRow:
         job=str(row.attempt),
         host=node if nodes == 1 else "others",
         nodes=node if nodes == 1 else f"{node},others",
-        start_time=row.start,
-        launch_time=row.start,
-        end_time=row.end,
+        start_time=row.start_time,
+        launch_time=row.start_time,
+        end_time=row.end_time,
         end=AttemptEnd.STOPPED if is_out_of_time else _ENDS.get(kind, AttemptEnd.EXITED),
         exit_code=75 if is_out_of_time else 1,
         first_step=row.first_ms,

@@ -238,6 +238,14 @@ def cron(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     person.ask("cron", "uninstall")
 
 
+def simulating(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("simulate", "--nodes", "7", "--gpus-per-node", "4", "--stall-s", "5", "--days", "1", "--lives", "1")
+    assert person.ask(*words, "--failures", "rsc-1")["formulas"]
+    assert person.ask(*words, "--failures", "rsc-1", "--sweep", "spares")["points"]
+    trace = REPOSITORY / "tests" / "recorded" / "gpus" / "pccheck.csv"
+    assert person.ask(*words, "--failures", str(trace))["replay"]
+
+
 def demo(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     test_demo.plays(monkeypatch)
     person.ask("demo")
@@ -255,7 +263,7 @@ def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         cache.cache_clear()
 
 
-@pytest.mark.parametrize("scenario", [runs, watching, alerting, cron, demo])
+@pytest.mark.parametrize("scenario", [runs, watching, alerting, cron, simulating, demo])
 def test_no_json_key_goes_away(person: Documents, monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
     scenario(person, monkeypatch)
     kinds = {line.partition(".")[0] for line in person.found}
