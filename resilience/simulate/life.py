@@ -78,9 +78,9 @@ class _Row(NamedTuple):
     start_time: float
     end_time: float
     failure: Failure
-    first_ms: int
-    last_ms: int
-    durable_ms: int | None
+    before_s: float
+    trained_s: float
+    redone_s: float
 
 
 def live(scenario: Scenario, seed: str, *, until_s: float = math.inf, is_always_asked: bool = False) -> Life:
@@ -111,6 +111,7 @@ class _Run:
         self.observed_s, self.failures, self.interval_s = 0.0, 0, scenario.every.seconds
         self.shortest_s = max(costs.stall_s + max(costs.step_s, 1e-3), costs.durable_s / costs.in_flight)
         self.tasks = scenario.array
+        self.is_kept_queued = bool(scenario.policy.keep_queued or scenario.policy.requeue)
 
     def live(self) -> Life:
         given, life = self.given, self.life
@@ -136,13 +137,12 @@ class _Run:
 
     def _wait(self, horizon_s: float) -> None:
         """Wait for the next job, and for a person if none is queued."""
-        given, policy = self.given, self.given.policy
-        if not self.tasks and not (policy.keep_queued or policy.requeue):
+        given = self.given
+        if not self.tasks and not self.is_kept_queued:
             self._hold(self.now + given.person_s, horizon_s)
             self.tasks = given.array
         self.tasks = max(0, self.tasks - 1)
-        wait_s = given.queue_s[int(self.rng.random() * len(given.queue_s))]
-        start = self.now + wait_s
+        start = self.now + given.queue_s[int(self.rng.random() * len(given.queue_s))]
         self._pass_until(start)
         while start < self.no_start_until:
             start = self.no_start_until
@@ -189,7 +189,7 @@ class _Run:
         """Start, and train until something ends the attempt. Return that; None: the end of the life."""
         life, start = self.life, self.now
         life.attempts += 1
-        before_ms = int(1000 * life.trained_s)
+        before_s = life.trained_s
         cause = self._cause_of_end(start, min(end_of_job, horizon_s))
         end, trained_s, redone_s, save_s = self._train(
             start, min(cause.at, horizon_s), end_of_job, cause.at <= horizon_s
@@ -206,10 +206,8 @@ class _Run:
             cause = _OUT_OF_TIME._replace(at=end)
         elif end - start > self.given.costs.restart_s:
             self.failures += 1
-        durable_ms = int(1000 * life.trained_s) if trained_s > 0 else None
-        last_ms = before_ms + int(1000 * (trained_s + redone_s))
-        self.rows.append(_Row(life.attempts, start, end, cause, before_ms, last_ms, durable_ms))
-        self._ask_breaker(cause, horizon_s, is_progress=(durable_ms or 0) > before_ms)
+        self.rows.append(_Row(life.attempts, start, end, cause, before_s, trained_s, redone_s))
+        self._ask_breaker(cause, horizon_s, is_progress=_ms(life.trained_s) > _ms(before_s))
         return cause
 
     def _cause_of_end(self, start: float, end: float) -> Failure:
@@ -335,6 +333,11 @@ class _Run:
         return is_lost or bool(host_at_fault(_classified(cause), self.given.policy))
 
 
+def _ms(trained_s: float) -> int:
+    """Return the step of a simulated run: it makes one in each millisecond."""
+    return int(1000 * trained_s)
+
+
 def _classified(cause: Failure) -> Classified:
     return Classified(
         failure=cause.kind,
@@ -361,8 +364,8 @@ def _ledger_row(row: _Row | LedgerRow, nodes: int) -> LedgerRow:
         end_time=row.end_time,
         end=AttemptEnd.STOPPED if is_out_of_time else _ENDS.get(kind, AttemptEnd.EXITED),
         exit_code=75 if is_out_of_time else 1,
-        first_step=row.first_ms,
-        last_step=row.last_ms,
-        durable_step=row.durable_ms,
+        first_step=_ms(row.before_s),
+        last_step=_ms(row.before_s + row.trained_s + row.redone_s),
+        durable_step=_ms(row.before_s + row.trained_s) if row.trained_s > 0 else None,
         failure=_classified(row.failure),
     )
