@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -92,59 +92,62 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
     colours = [_colour(row.state) for row in rows]
     if cells:
         print_table(_HEADERS, cells, colours, indent=2)
+    for sentence in sentences(status, rows, now):
+        print(f"  {sentence}")
+    if everything and status.attempts:
+        _show_attempts(status, now)
+
+
+def sentences(status: RunStatus, rows: Sequence[JobRow], now: float) -> Iterator[str]:
+    """Yield what is known of a run besides its headline and these of its jobs, one sentence each."""
     for row in rows:
         if row.advice:
-            print(f"  job {row.job}: {clean(row.advice)}")
+            yield f"job {row.job}: {clean(row.advice)}"
     if status.next_in_line:
-        print(f"  next: {status.next_in_line}")
+        yield f"next: {status.next_in_line}"
     if status.save is not None:
         newest = status.attempts[-1].number if status.attempts else 0
         saving = status.save.pending_attempt or newest
         is_running = any(attempt.number == saving and attempt.end is None for attempt in status.attempts)
-        print(f"  saved: {clean(describe_save(status.save, now, is_running=is_running))}")
+        yield f"saved: {clean(describe_save(status.save, now, is_running=is_running))}"
     if status.checkpoints is not None:
         from resilience.checkpoints.summary import describe_summary
 
-        print(f"  checkpoints: {clean(describe_summary(status.checkpoints, now))}")
+        yield f"checkpoints: {clean(describe_summary(status.checkpoints, now))}"
     if status.attempts and not status.finished:
-        _show_end(status.attempts[-1], now)
+        yield from _end(status.attempts[-1], now)
     if status.waits:
-        print(f"  {clean(status.waits)}")
+        yield clean(status.waits)
     if status.intervention is not None and not any(row.is_alive for row in status.rows):
-        print(f"  {clean(describe_intervention(status.intervention, now))}")
+        yield clean(describe_intervention(status.intervention, now))
     for sentence in status.lost:
-        print(f"  lost: {clean(sentence)}")
+        yield f"lost: {clean(sentence)}"
     if status.breaker is not None:
-        print(
-            f"  breaker {clean(describe_breaker(status.breaker, now))}; to continue: resil breaker close {status.run}"
-        )
+        yield f"breaker {clean(describe_breaker(status.breaker, now))}; to continue: resil breaker close {status.run}"
     for switch in status.switches:
         why = f": {clean(switch.why)}" if switch.why else ""
         state = "" if switch.honoured else f" (rejected: {clean(switch.refusal)})"
         if status.kill is not None and switch.kind == KILL_SWITCH and switch.honoured:
             state = f"; {describe(status.kill, now)}"
-        print(f"  {switch.kind} switch of {clean(switch.who)}{why}{state}")
+        yield f"{switch.kind} switch of {clean(switch.who)}{why}{state}"
     if status.kill is not None and not any(s.kind == KILL_SWITCH and s.honoured for s in status.switches):
-        print(
-            f"  {status.kill.why}: {describe(status.kill, now)}"
-        )  # because of stop_after, or because the switch was cleared too late
+        # because of stop_after, or because the switch was cleared too late
+        yield f"{status.kill.why}: {describe(status.kill, now)}"
     if status.relocation:
-        print(f"  {clean(status.relocation)}")
+        yield clean(status.relocation)
     if status.unreadable:
-        print(f"  {clean(status.unreadable)}")
+        yield clean(status.unreadable)
     if status.trouble:
-        print(f"  {clean(status.trouble)}; its jobs are unknown, not dead")
-    if everything and status.attempts:
-        _show_attempts(status, now)
+        yield f"{clean(status.trouble)}; its jobs are unknown, not dead"
 
 
-def _show_end(attempt: Attempt, now: float) -> None:
+def _end(attempt: Attempt, now: float) -> Iterator[str]:
     if attempt.end in (None, AttemptEnd.LOST, AttemptEnd.FINISHED):
         return
     code = "" if attempt.exit_code is None else f" with code {attempt.exit_code}"
     ago = "" if attempt.end_time is None else f",{describe_age(now - attempt.end_time) or ' just now'}"
     why = f": {clean(attempt.why)}" if attempt.why else ""
-    print(f"  attempt {attempt.number} {attempt.end.value}{code}{ago}{why}")
+    yield f"attempt {attempt.number} {attempt.end.value}{code}{ago}{why}"
 
 
 def _show_attempts(status: RunStatus, now: float) -> None:
