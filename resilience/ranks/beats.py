@@ -98,8 +98,8 @@ class NodeBeat:
     ranks: tuple[RankBeat, ...]
 
 
-def read_beats(directory: RunDirectory) -> tuple[NodeBeat, ...]:
-    """Return the heartbeats of a run, of all its jobs. Damaged files are skipped.
+def read_beats(directory: RunDirectory, *, job_id: str = "") -> tuple[NodeBeat, ...]:
+    """Return the heartbeats of a run, of one job or of all. Damaged files are skipped.
 
     Raise StateDirectoryError if the directory cannot be read.
     """
@@ -114,11 +114,13 @@ def read_beats(directory: RunDirectory) -> tuple[NodeBeat, ...]:
 
     beats = []
     for name in names:
-        job_id, _, host = name.partition(".")
+        job, _, host = name.partition(".")
+        if job_id and job != job_id:
+            continue
         with suppress(StateDirectoryError, ValueError, TypeError, OverflowError, RecursionError):
             if host and (found := read_regular(path / name, limit_bytes=LARGEST_BYTES)) is not None:
                 beat = tomllib.loads(found[0].decode("utf-8", "replace"))
-                beats.append(parse_beat(job_id, host, beat, found[1].st_mtime))
+                beats.append(parse_beat(job, host, beat, found[1].st_mtime))
     return tuple(beats)
 
 
