@@ -39,6 +39,7 @@ HOW_TO_GET = {
     "needs scontrol": "sudo scripts/system-packages",
     "strace may not attach": "allow ptrace (in a container: --cap-add SYS_PTRACE)",
     "strace": "sudo scripts/system-packages",
+    "tmux": "sudo scripts/system-packages",
     "/dev/fuse": "sudo make test; in a container: --device /dev/fuse --cap-add SYS_ADMIN",
     "cannot mount": "in a container: --cap-add SYS_ADMIN",
     "mounting is not permitted": "sudo make test; in a container: --cap-add SYS_ADMIN",

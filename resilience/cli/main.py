@@ -30,6 +30,7 @@ COMMANDS: dict[str, CommandEntry] = {
         ("run", "supervise:run", "Run", "Supervise a command whose code you cannot change."),
         ("adopt", "submit:adopt", "Run", "Watch a job that was queued with plain sbatch, as a run."),
         ("status", "runs:status", "Run", "Show every run: state, reason, time left, next job."),
+        ("top", "top.command:top", "Run", "Show runs on a live screen, with keys to save and to stop."),
         ("logs", "runs:logs", "Run", "Show the end of a run's log, and follow it."),
         ("attempts", "attempts:attempts", "Run", "Show each attempt of a run, and how it ended."),
         ("why", "attempts:why", "Run", "Show why the last attempt ended, or what a log says."),
