@@ -1,18 +1,22 @@
 """Writes the parts of docs/ that are made from the code. Run by `make docs`.
 
-    scripts/make_docs.py             write docs/reference/commands.md and settings.md, and the picture docs/demo.svg
+    scripts/make_docs.py             write docs/reference/commands.md, settings.md, docs/demo.svg and docs/top.svg
     scripts/make_docs.py --check     write nothing; exit with 1 if a page differs from what the code says
-    scripts/make_docs.py --pages     write the pages and leave the picture as it is
+    scripts/make_docs.py --pages     write the pages and leave the pictures as they are
 
-The picture shows a real run of `resil demo`, so it differs each time and is not compared.
+The pictures show real runs, of `resil demo` and below `resil top`, so they differ each time and are not compared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from inspect import cleandoc
@@ -30,8 +34,9 @@ from resilience.settings.cron_settings import CronSettings
 from resilience.settings.sections import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
-PICTURE = "docs/demo.svg"
+PICTURE, SCREEN = "docs/demo.svg", "docs/top.svg"
 DEMO_DEADLINE_S = 180
+SCREEN_S = 90
 
 _NOTE = "<!-- Written by scripts/make_docs.py (`make docs`) from the code. Do not edit it here. -->"
 _COMMANDS_HEAD = f"""\
@@ -280,6 +285,66 @@ def draw_picture(root: Path = ROOT) -> None:
     subprocess.run(argv, check=True, timeout=DEMO_DEADLINE_S, stdout=subprocess.DEVNULL)
 
 
+TRAINING = """\
+import multiprocessing, os, sys, time
+from resilience.guard import TrainingGuard
+
+def train(rank):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
+    with TrainingGuard.from_env() as guard:
+        for step in guard.steps(range(1, 1_000_000), save=lambda label: time.sleep(0.2)):
+            if rank == 0 and step % 40 == 0:
+                print(f"step {step}  loss {2.1 + 8 / step ** 0.5:.4f}", flush=True)
+            time.sleep(1000 if rank == 5 and step > 600 else 0.05)
+
+ranks = [multiprocessing.Process(target=train, args=(rank,)) for rank in range(8)]
+for rank in ranks:
+    rank.start()
+for rank in ranks:
+    rank.join()
+"""
+SETTINGS = """\
+[run]
+name = "gpt"
+[scheduler]
+name = "local"
+[sbatch]
+time = "600"
+[guard]
+beat_s = 1
+every = "20s"
+poll_s = 0.5
+[watch.fs]
+warn_percent = 1
+"""
+
+
+def draw_screen(root: Path = ROOT) -> None:
+    """Look at a run of eight ranks, one of which stops, and keep what `resil top` shows after a minute and a half."""
+    from resilience.cli.demo import draw_svg
+    from resilience.cli.options import open_project
+    from resilience.cli.top.frame import compose
+    from resilience.cli.top.look import Looker
+
+    with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
+        os.environ |= {"HOME": directory, "RESIL_LOCAL_SPOOL": f"{directory}/spool", "PYTHONPATH": str(ROOT)}
+        os.environ["RESIL_RUN__COMMAND"] = f"{sys.executable} train.py"
+        Path("train.py").write_text(TRAINING)
+        Path("resil.toml").write_text(SETTINGS)
+        resil = [sys.executable, "-m", "resilience"]
+        quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run([*resil, "submit", "--array", "3"], check=True, **quiet)
+        try:
+            looker, until = Looker(open_project()), time.monotonic() + SCREEN_S
+            subprocess.run([*resil, "watch", "fs"], check=False, **quiet)
+            while time.monotonic() < until:
+                frame = looker.look()
+                time.sleep(1)
+            draw_svg(root / SCREEN, compose(frame, 96, 26), title="resil top")
+        finally:
+            subprocess.run([*resil, "cancel", "gpt"], check=False, **quiet)
+
+
 def main(arguments: list[str]) -> int:
     """Write, or compare. Return the exit code."""
     if arguments == ["--check"]:
@@ -294,7 +359,8 @@ def main(arguments: list[str]) -> int:
         print(f"wrote {name}")
     if not arguments:
         draw_picture()
-        print(f"wrote {PICTURE}")
+        draw_screen()
+        print(f"wrote {PICTURE} and {SCREEN}")
     return 0
 
 

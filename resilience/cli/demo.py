@@ -192,14 +192,19 @@ _STYLES = {"dim": "dim", "bold": "bold", "red": "red", "green": "green", "yellow
 
 
 def write_svg(path: Path, lines: Sequence[tuple[str, str]], *, title: str) -> None:
-    """Write lines of (text, colour) as an SVG. rich, which Typer brings, draws it."""
+    """Write lines of (text, colour) as an SVG."""
+    draw_svg(path, [(line,) for line in lines], title=title)
+
+
+def draw_svg(path: Path, lines: Sequence[Sequence[tuple[str, str]]], *, title: str) -> None:
+    """Write lines, each of spans (text, colour), as an SVG. rich, which Typer brings, draws it."""
     from rich.console import Console
     from rich.text import Text
 
-    width = max((len(text) for text, _ in lines), default=80) + 2
+    width = max((sum(len(text) for text, _ in line) for line in lines), default=80) + 2
     console = Console(record=True, width=max(80, width), file=StringIO(), force_terminal=True)
-    for text, colour in lines:
-        console.print(Text(text, style=_STYLES.get(colour, "")), soft_wrap=True)
+    for line in lines:
+        console.print(Text.assemble(*((text, _STYLES.get(colour, "")) for text, colour in line)), soft_wrap=True)
     drawn = console.export_svg(title=title, unique_id="resil")
     # rich refers to a font on a public server; a picture must not load anything from the network.
     without_font = re.sub(r"@font-face\s*\{[^}]*\}\s*", "", drawn).replace("Fira Code", "monospace")

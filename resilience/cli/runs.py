@@ -27,7 +27,7 @@ from resilience.cli.options import (
     single_command,
 )
 from resilience.cli.output import chosen, clean, patience, print_json, print_table
-from resilience.errors import ResilError, StateDirectoryError
+from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.switch import Scope
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ STATUS_EVERY_S = 10.0
 # ---- status and logs ------------------------------------------------------------------------------------------
 
 
-@single_command("Examples: resil status; resil status gpt --watch; resil status --json")
+@single_command("Examples: resil status; resil status gpt --watch; resil status --json; resil status --prom resil.prom")
 def status(
     run: RunOrAllArgument = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every few seconds, until Ctrl-C.")] = False,
@@ -50,6 +50,12 @@ def status(
         bool, typer.Option("--fresh", help="Query the scheduler now instead of using its cached answer.")
     ] = False,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Show ended jobs and every attempt as well.")] = False,
+    prom: Annotated[
+        Path | None,
+        typer.Option(
+            "--prom", metavar="FILE", help="Write metrics for the node exporter's textfile collector instead."
+        ),
+    ] = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
@@ -57,6 +63,13 @@ def status(
     """Show every run, or one: state, reason, time left, last step, next job."""
     from resilience.cli.show_status import show_status
 
+    if prom is not None:
+        from resilience.cli.prom import write_prom
+
+        if watch or as_json or everything:
+            raise UsageError("--prom cannot be given together with --watch, --all or --json", hint="omit one of them")
+        write_prom(open_project(config, scheduler), prom, run)
+        return
     every_s = duration_s("--interval", str(interval), least_s=1.0, most_s=86400, is_plain=True)  # NaN has no minimum
     project, watch_s = open_project(config, scheduler), every_s if watch else None
     code = show_status(project, run, watch_s=watch_s, fresh=fresh, everything=everything, as_json=as_json)

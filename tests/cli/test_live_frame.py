@@ -47,7 +47,7 @@ def test_eighty_columns_and_twenty_four_rows_hold_everything() -> None:
         "  attempt 3, job 12 on n0",
         "  saved: step 41000, 3 min ago",
         "RANKS  16 ranks on 2 hosts",
-        "  0 ················",
+        "   0 ················",
         "INCIDENTS",
         "  1a2b3c4d CRITICAL fs /scratch: 97% used, 11 min ago, acknowledged by ada",
         "> 5e6f7a8b WARNING job gpt: ends in 10 min, 1 min ago",

@@ -80,6 +80,7 @@ class RunView:
         next_save: when the guard saves next, in seconds since the epoch; None: unknown, or it does not decide that.
         memory_per_s: rise of the memory nearest to its limit, in bytes per second; 0: no trend; None: unknown.
         facts: sentences.
+        ranks_at: when the ranks were looked at, in seconds since the epoch.
         slow: who makes the others wait, as a sentence; empty: nobody, or unknown.
         log: its path, and its last lines; only of the selected run.
     """
@@ -95,6 +96,7 @@ class RunView:
     facts: tuple[str, ...] = ()
     slow: str = ""
     ranks: tuple[Rank, ...] = ()
+    ranks_at: float = 0.0
     log_path: str = ""
     log: tuple[str, ...] = ()
 
@@ -181,7 +183,7 @@ def compose(
     else:
         body = _runs(frame, run, width, max(2, room // 4), now, is_utf8=is_utf8)
         body += [_plain(f"  {fact}") for fact in run.facts[: max(1, room // 5)]]
-        body += _heat(run, width, max(2, room // 4), is_utf8=is_utf8)
+        body += _heat(run, width, max(2, room // 4), now, is_utf8=is_utf8)
         body += _incidents(frame, max(2, room // 4), now)
         body += _log(run, max(0, room - len(body)))
     body = [*body[:room], *[()] * (room - len(body))]
@@ -295,7 +297,7 @@ def _due(seconds: float) -> str:
 # ---- below the runs -------------------------------------------------------------------------------------------------
 
 
-def _heat(run: RunView, width: int, most: int, *, is_utf8: bool) -> list[Line]:
+def _heat(run: RunView, width: int, most: int, now: float, *, is_utf8: bool) -> list[Line]:
     """Return the ranks as a map of `most` lines at most, the first of them words: a cell is the worst of its ranks."""
     if not run.ranks:
         return []
@@ -306,6 +308,7 @@ def _heat(run: RunView, width: int, most: int, *, is_utf8: bool) -> list[Line]:
     columns = min(columns, -(-len(cells) // rows)) if len(cells) > columns else columns
     hosts = len({one.host for one in run.ranks})
     said = f"{plural(len(run.ranks), 'rank')} on {plural(hosts, 'host')}" + (f", {each} per sign" if each > 1 else "")
+    said += f", seen{describe_age(now - run.ranks_at)}" if run.ranks_at and now - run.ranks_at > STALE_S else ""
     worst = max(run.ranks, key=lambda one: (one.level, one.stands_s, one.factor or 0.0))
     remark = run.slow or _remark(worst)
     lines: list[Line] = [(("RANKS", "bold"), (f"  {remark}" if remark else "", "red"), (f"  {said}", ""))]

@@ -14,9 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from resilience import layout
+from resilience.attempts.ledger import progress_of
 from resilience.cli.show_status import sentences
 from resilience.cli.top.frame import SPARK, Frame, IncidentView, Rank, RunView
 from resilience.cron.late import late_notice
@@ -34,11 +36,14 @@ from resilience.switch import Scope
 from resilience.system.files import read_regular
 
 if TYPE_CHECKING:
+    from resilience.runs.attempts import Attempt
     from resilience.runs.project import Project
     from resilience.runs.run_directory import RunDirectory
 
 LOG_BYTES, LOG_LINES = 16384, 100
 MOST_INCIDENTS = 50
+SHARE = 0.005
+"""Reading heartbeats takes no more of a core, and all the rest neither: together 1 %."""
 MINUTES_S = 1440.0
 """The line of rates covers so many seconds at most: a minute for each of its signs."""
 LEAST_S = 2.0
@@ -56,6 +61,8 @@ class _Known:
 
     beats: tuple[NodeBeat, ...] = ()
     beats_mark: object = None
+    beats_at: float = 0.0
+    beats_due: float = 0.0
     pace: Pace | None = None
     attempt: int = 0
     points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=256))
@@ -64,14 +71,21 @@ class _Known:
 
 
 class Looker:
-    """Looks at runs again and again. The scheduler is asked once in ten seconds on average, and never more often."""
+    """Looks at runs again and again. The scheduler is asked once in ten seconds on average, and never more often.
+
+    Attributes:
+        statuses: of the runs, as of the last question.
+        directories: theirs, by name.
+        beats_s: CPU seconds that reading heartbeats has taken: those of a thousand ranks take a second.
+    """
 
     def __init__(self, project: Project, run: str = "") -> None:
         """`run`: name or path; empty: all runs. Raise UsageError if there is no such run."""
+        self.beats_s = 0.0
         self._project = project
         self._only = (project.existing(run),) if run else ()
-        self._directories: dict[str, RunDirectory] = {}
-        self._statuses: tuple[RunStatus, ...] = ()
+        self.directories: dict[str, RunDirectory] = {}
+        self.statuses: tuple[RunStatus, ...] = ()
         self._asked, self._next_query, self._trouble = 0.0, 0.0, ""
         self._late = ""
         self._known: dict[str, _Known] = {}
@@ -91,10 +105,10 @@ class Looker:
         except ResilError as error:
             incidents = ()
             trouble.append(f"incidents: {error.message}")
-        names = [status.run for status in self._statuses]
+        names = [status.run for status in self.statuses]
         shown = selected if selected in names else (names or [""])[0]
-        views = tuple(self._view(status, now, is_selected=status.run == shown) for status in self._statuses)
-        age_s = max((status.age_s for status in self._statuses), default=0.0) + now - self._asked
+        views = tuple(self._view(status, now, is_selected=status.run == shown) for status in self.statuses)
+        age_s = max((status.age_s for status in self.statuses), default=0.0) + now - self._asked
         return Frame(
             time=now,
             runs=views,
@@ -111,14 +125,14 @@ class Looker:
         queries = set()
         try:
             directories = self._only or self._project.runs()
-            self._directories = {directory.run: directory for directory in directories}
+            self.directories = {directory.run: directory for directory in directories}
             for directory in directories:
                 known = self._known.setdefault(directory.run, _Known())
                 with suppress(ResilError):
                     known.intents = read_intents(directory)
                     known.log = newest_log(directory, known.intents)
                     queries.add((scheduler_of(known.intents), submitters(directory, known.intents, me)))
-            self._statuses = run_statuses(self._project, directories)
+            self.statuses = run_statuses(self._project, directories)
             self._trouble = ""
         except ResilError as error:
             self._trouble = error.message
@@ -130,14 +144,14 @@ class Looker:
     # ---- one run ----------------------------------------------------------------------------------------------------
 
     def _view(self, status: RunStatus, now: float, *, is_selected: bool) -> RunView:
-        directory = self._directories[status.run]
+        directory = self.directories[status.run]
         known = self._known.setdefault(status.run, _Known())
         attempt = status.attempts[-1] if status.attempts else None
         is_running = attempt is not None and attempt.end is None and status.headline in ("running", "unknown")
         left_s = next((row.time_left_s for row in status.rows if row.time_left_s is not None), None)
         learned: dict[str, Any] = {}
         if attempt is not None and is_running:
-            self._read_beats(directory, known, attempt.job_id, attempt.number)
+            self._read_beats(directory, known, attempt)
             learned = _learned(directory, attempt.number)
         else:
             known.beats, known.beats_mark, known.pace = (), None, None
@@ -161,32 +175,40 @@ class Looker:
             memory_per_s=memory_per_s(learned),
             facts=facts,
             slow=describe(pace.stragglers) if pace is not None else "",
-            ranks=ranks_of(known.beats, pace, now),
+            ranks=ranks_of(known.beats, pace, known.beats_at),
+            ranks_at=known.beats_at,
             log_path=str(known.log or "") if is_selected else "",
             log=_last_lines(known.log) if is_selected and known.log is not None else (),
         )
 
-    def _read_beats(self, directory: RunDirectory, known: _Known, job_id: int, attempt: int) -> None:
-        """Read the heartbeats of a job if they have changed, and add how far the training is to the points."""
-        if known.attempt != attempt:
-            known.attempt = attempt
+    def _read_beats(self, directory: RunDirectory, known: _Known, attempt: Attempt) -> None:
+        """Read the heartbeats of an attempt if they have changed, and add how far the training is to the points."""
+        job_id = attempt.job_id
+        if known.attempt != attempt.number:
+            known.attempt = attempt.number
             known.points.clear()
-            events = last_events(directory, job_id, "progress")
-            known.points.extend(sorted(point for one in events if (point := _point(one, attempt)) is not None))
+            known.points.extend(sorted(progress_of(directory, attempt)))
         mark = []
         with suppress(OSError), os.scandir(directory.path / layout.BEATS) as entries:
             for entry in entries:
                 if entry.name.startswith(f"{job_id}."):
                     mark.append((entry.name, entry.stat().st_mtime_ns))
+        clock, begun = self._project.system.clock, process_time()
         if sorted(mark) == known.beats_mark:
+            known.beats_at = clock.now()
             return
-        known.beats_mark = sorted(mark)
+        if clock.monotonic() < known.beats_due:
+            return
+        known.beats_mark, known.beats_at = sorted(mark), clock.now()
         with suppress(StateDirectoryError):
             known.beats = tuple(newest_attempt(read_beats(directory, job_id=str(job_id))))
             known.pace = judge(known.beats)
         first = min(((one.rank, beat.time, one.step) for beat in known.beats for one in beat.ranks), default=None)
         if first is not None and (not known.points or first[1] > known.points[-1][0]):
             known.points.append((first[1], float(first[2])))
+        took_s = process_time() - begun
+        known.beats_due = clock.monotonic() + took_s / SHARE * max(1, len(self.statuses))
+        self.beats_s += took_s
 
     # ---- incidents --------------------------------------------------------------------------------------------------
 
@@ -223,7 +245,7 @@ class Looker:
                 (incident,) = acknowledge(self._project, [name])
                 self._incidents_mark = None
                 return f"acknowledged {incident.check} {incident.subject}; to undo: resil alert ack --undo {name}"
-            directory = self._directories[name]
+            directory = self.directories[name]
             kind = layout.KILL_SWITCH if verb == "kill" else layout.SAVE_SWITCH
             done = set_switch(self._project, directory, kind, why="by resil top", scope=Scope.JOB)
             newest = newest_intent(self._known[name].intents)
@@ -270,7 +292,7 @@ def recent_step_s(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def ranks_of(beats: Sequence[NodeBeat], pace: Pace | None, now: float) -> tuple[Rank, ...]:
-    """Return how the ranks are, by number. Pure."""
+    """Return how the ranks were at `now`, when the heartbeats were read, by number. Pure."""
     step_s = (pace and pace.step_s) or 0.0
     factors = {one.rank: one.factor for one in pace.ranks} if pace is not None else {}
     found = []
@@ -318,13 +340,6 @@ def _learned(directory: RunDirectory, attempt: int) -> dict[str, Any]:
         if isinstance(learned, dict) and learned.get("attempt") == attempt:
             return learned
     return {}
-
-
-def _point(event: dict[str, Any], attempt: int) -> tuple[float, float] | None:
-    time, step = event.get("time"), event.get("step")
-    if event.get("attempt") == attempt and isinstance(time, int | float) and isinstance(step, int | float):
-        return float(time), float(step)
-    return None
 
 
 def _last_lines(path: Path) -> tuple[str, ...]:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from resilience.runs.project import Project
 
 EVERY_S = 2.0
-SHARE = 0.01
-"""The worker takes no more of a core: it pauses so long that its last look stays below."""
 END_S = 1.0
 """How long a worker may take to end before it is killed, and a killed one before it is abandoned."""
 _LENGTH = struct.Struct("<I")
@@ -116,13 +114,15 @@ def _work(project: Project, run: str, commands: int, messages: int) -> NoReturn:
 
 
 def _look_and_act(project: Project, run: str, commands: int, messages: int) -> None:
-    from resilience.cli.top.look import Looker
+    from resilience.cli.top.look import SHARE, Looker
 
     looker, selected, rest, is_started = Looker(project, run), "", b"", False
     while True:
-        before = _cpu_s()
+        before = _cpu_s() - looker.beats_s
         frame = looker.look(selected)
-        every_s = max(EVERY_S, (_cpu_s() - before) / SHARE) if is_started else EVERY_S  # the first one imports
+        every_s = (
+            max(EVERY_S, (_cpu_s() - looker.beats_s - before) / SHARE) if is_started else EVERY_S
+        )  # the first one imports
         _write(messages, replace(frame, every_s=every_s))
         until, is_started = monotonic() + every_s, True
         while (left_s := until - monotonic()) > 0:
