@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
         return code
     except ResilError as error:
         _print_error(error)
-        return _failed(arguments, error.exit_code)
+        return _failed(arguments, error.exit_code, error.message)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -108,13 +108,17 @@ def _print_error(error: ResilError) -> None:
     print_error(error)
 
 
-def _failed(arguments: Sequence[str], code: int) -> int:
-    """Return the exit code of a failed command. For `resil watch`, 1 and 2 are verdicts; of `resil ckpt latest`, 1 says
-    that there is no checkpoint yet, upon which a script begins a training anew."""
+def _failed(arguments: Sequence[str], code: int, why: str = "internal error") -> int:
+    """Return the exit code of a failed command. For `resil watch`, 1 and 2 are verdicts, and Nagios reads no errors; of
+    `resil ckpt latest`, 1 says that there is no checkpoint yet, upon which a script begins a training anew."""
     words = [word for word in arguments if not word.startswith("-")]
-    if words[:1] == ["watch"]:
-        return EXIT_UNKNOWN
-    return EX_TEMPFAIL if words[:2] == ["ckpt", "latest"] and code == 1 else code
+    if words[:1] != ["watch"]:
+        return EX_TEMPFAIL if words[:2] == ["ckpt", "latest"] and code == 1 else code
+    if "--nrpe" in arguments:
+        from resilience.cli.run_watch import nrpe_unknown
+
+        print(nrpe_unknown(why))
+    return EXIT_UNKNOWN
 
 
 def _check_packages() -> None:
@@ -259,7 +263,8 @@ def _run_typer(arguments: Sequence[str]) -> int:
     except typer.Abort:
         return EXIT_INTERRUPTED
     except click_exception as error:
-        return _failed(arguments, _print_usage(error, arguments))
+        code = _print_usage(error, arguments)
+        return _failed(arguments, code, str(getattr(error, "message", error)))
     return 0
 
 

@@ -9,6 +9,7 @@ each finding has its own line.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 EVIDENCE_LINES = 5
 """Lines of evidence shown below a bad finding; `--explain` and `--json` have all."""
 
+NRPE_BYTES = 4096
+"""Nagios reads no more of a plugin (https://assets.nagios.com/downloads/nagioscore/docs/nagioscore/4/en/pluginapi.html)."""
+
 OK_ROWS = 20
 """OK findings shown on a terminal; the rest is counted."""
 
@@ -63,12 +67,15 @@ def show_reports(
     as_json: bool = False,
     everything: bool = False,
     is_first: bool = True,
+    nrpe: bool = False,
 ) -> int:
     """Print the findings. Return the exit code of the worst verdict.
 
-    `everything`: as with `--all`. `is_first`: print the headers of a table.
+    `everything`: as with `--all`. `is_first`: print the headers of a table. `nrpe`: one line in all.
     """
-    if as_json:
+    if nrpe:
+        print(nrpe_line(lines(reports, everything=everything)[0]))
+    elif as_json:
         print_json("watch", to_json(reports))
     elif sys.stdout.isatty():
         print(*terminal_lines(reports, explain=explain)[not is_first :], sep="\n")
@@ -97,6 +104,32 @@ def lines(reports: Sequence[Report], *, explain: bool = False, everything: bool 
         shown.append(text)
         shown += [f"  {text}" for text in _details(finding, explain=explain)]
     return shown
+
+
+def nrpe_line(text: str) -> str:
+    """Return a line that Nagios reads whole: what is too much of the performance data, then of the text, is left out.
+    Pure."""
+    said, bar, data = _without_breaks(text).partition(" | ")
+    figures = re.findall(r"'(?:[^']|'')*'=\S*", data)
+    room = NRPE_BYTES - 1 - len(said.encode()) - len(bar)
+    kept = []
+    for figure in figures:
+        room -= len(figure.encode()) + 1
+        if room < 0:
+            break
+        kept.append(figure)
+    if len(said.encode()) >= NRPE_BYTES:
+        return said.encode()[: NRPE_BYTES - 4].decode("utf-8", "ignore") + "..."
+    return said + (f" | {' '.join(kept)}" if kept else "")
+
+
+def nrpe_unknown(why: str) -> str:
+    """Return the line that says why nothing could be checked. Pure."""
+    return nrpe_line(f"RESIL UNKNOWN - {_without_bars(_without_breaks(why))}")
+
+
+def _without_breaks(text: str) -> str:
+    return " ".join(text.split("\n"))
 
 
 def _worst_first(reports: Sequence[Report]) -> list[tuple[str, Finding]]:
@@ -230,6 +263,7 @@ class WatchRequest(NamedTuple):
         every_s: interval in seconds, until a signal; None runs once.
         times: number of repetitions; 0 for no limit.
         retry: whether to probe at once what is known to hang.
+        nrpe: whether to print one line in all.
     """
 
     name: str | None = None
@@ -242,6 +276,7 @@ class WatchRequest(NamedTuple):
     every_s: float | None = None
     times: int = 0
     retry: bool = False
+    nrpe: bool = False
 
     @property
     def typed(self) -> str:
@@ -267,6 +302,8 @@ def run_watch(request: WatchRequest) -> int:
             if request.every_s is not None:
                 return 0
             say(f"ended by {ended}: nothing was checked")
+            if request.nrpe:
+                print(nrpe_unknown(f"ended by {ended}: nothing was checked"))
             return EXIT_UNKNOWN
         except KeyboardInterrupt:
             if request.every_s is None:
@@ -356,7 +393,7 @@ def _shown_as_they_come(reports: Sequence[Report], request: WatchRequest, *, is_
     Programs get one text at the end, whose first line is the worst finding.
     """
     shown: list[Report] = []
-    if is_live or request.as_json or not sys.stdout.isatty():
+    if is_live or request.as_json or request.nrpe or not sys.stdout.isatty():
         yield shown
         return
 
@@ -460,8 +497,14 @@ class _View:
 
 
 def _print(reports: Sequence[Report], request: WatchRequest, *, is_first: bool = True) -> None:
-    everything = request.name is None
-    show_reports(reports, explain=request.explain, as_json=request.as_json, everything=everything, is_first=is_first)
+    show_reports(
+        reports,
+        explain=request.explain,
+        as_json=request.as_json,
+        everything=request.name is None,
+        is_first=is_first,
+        nrpe=request.nrpe,
+    )
 
 
 def _show(

@@ -48,6 +48,7 @@ _Deadline = Annotated[
     str, typer.Option("--deadline", metavar="DURATION", help="Time limit for the check of one target.")
 ]
 _Retry = Annotated[bool, typer.Option("--retry", help="Probe again at once what is known to hang, after a repair.")]
+_Nrpe = Annotated[bool, typer.Option("--nrpe", help="Print one line for Nagios: verdict, counts, performance data.")]
 _SHARED: dict[str, tuple[Any, Any]] = {
     "explain": (_Explain, False),
     "as_json": (JsonOption, False),
@@ -56,11 +57,13 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "count": (_Count, 0),
     "deadline": (_Deadline, ""),
     "retry": (_Retry, False),
+    "nrpe": (_Nrpe, False),
     "config": (ConfigOption, None),
     "scheduler": (SchedulerOption, ""),
 }
-RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--retry", "--config",
-                      "--scheduler", "--help", "--top", "--limit", "--fresh", "--all", "--list", "--new"})  # fmt: skip
+RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--retry",
+                      "--nrpe", "--config", "--scheduler", "--help", "--top", "--limit", "--fresh", "--all", "--list",
+                      "--new"})  # fmt: skip
 """Options of every watchdog: no settings field may have such a name. A field `deadline_s` replaces --deadline."""
 
 
@@ -114,6 +117,7 @@ def watch_group(
     count: _Count = 0,
     deadline: _Deadline = "",
     retry: _Retry = False,
+    nrpe: _Nrpe = False,
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
@@ -279,6 +283,8 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
     every_s = _duration("--every", shared["every"]) if shared["every"] else None
     if shared["count"] and every_s is None:
         raise UsageError("--count needs --every", hint="--every 1m --count 10")
+    if shared["nrpe"] and (every_s is not None or shared["as_json"] or shared["explain"]):
+        raise UsageError("--nrpe cannot be given together with --every, --json or --explain", hint="omit one of them")
     return WatchRequest(
         name=name,
         overrides=overrides,
@@ -290,6 +296,7 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
         every_s=every_s,
         times=shared["count"],
         retry=shared["retry"],
+        nrpe=shared["nrpe"],
     )
 
 
