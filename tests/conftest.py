@@ -40,6 +40,7 @@ HOW_TO_GET = {
     "strace may not attach": "allow ptrace (in a container: --cap-add SYS_PTRACE)",
     "strace": "sudo scripts/system-packages",
     "tmux": "sudo scripts/system-packages",
+    "promtool": "apt-get install prometheus (Debian, Ubuntu)",
     "/dev/fuse": "sudo make test; in a container: --device /dev/fuse --cap-add SYS_ADMIN",
     "cannot mount": "in a container: --cap-add SYS_ADMIN",
     "mounting is not permitted": "sudo make test; in a container: --cap-add SYS_ADMIN",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +84,15 @@ def test_a_parser_of_prometheus_reads_what_is_known(shell: Shell, file: Path) ->
     assert file.stat().st_mode & 0o777 == 0o644 and [one.name for one in file.parent.glob("*resil.prom*")] == [
         file.name
     ]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Prometheus")
+def test_promtool_finds_nothing_to_mend(shell: Shell, file: Path) -> None:
+    a_running_run(shell)
+    shell.resil("status", "--fresh", "--prom", str(file))
+    done = subprocess.run(["promtool", "check", "metrics"], input=file.read_text(), capture_output=True, text=True,
+                          timeout=60)  # fmt: skip
+    assert done.returncode == 0 and done.stdout + done.stderr == ""
 
 
 def test_a_scheduler_that_is_down_leaves_no_zero(shell: Shell, file: Path) -> None:
