@@ -1,7 +1,7 @@
 """The ledger of time of a run: one partition of its wall clock, and the figures that the field prints of it. Pure.
 
-All times are whole milliseconds since the epoch, so the categories sum to the wall clock exactly. fold.py makes the
-spans; `read_goodput(project, directory, *, now, since=None)` of reading.py collects what they are made from.
+All times are whole milliseconds since the epoch, so the categories sum to the wall clock exactly. fold.py and compose.py make the
+spans; `read_goodput` of reading.py collects what they are made from.
 """
 
 from __future__ import annotations
