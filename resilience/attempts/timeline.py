@@ -1,4 +1,4 @@
-"""The attempts of a run as a picture (SVG): when each ran, how it ended, and the time in between. Pure."""
+"""The attempts of a run as a picture (SVG, or text): when each ran, how it ended, and the time in between. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 
 from resilience.attempts.breaker import Treatment, treatment_of
 from resilience.attempts.ledger import LedgerRow
-from resilience.messages import cut
+from resilience.messages import cut, plural
 from resilience.quantities import format_duration
 from resilience.settings.sections import ActSettings
 
@@ -34,14 +34,10 @@ _STYLE = """\
 
 def render(run: str, rows: Sequence[LedgerRow], now: float) -> str:
     """Return an SVG document: one row per attempt, oldest first. `now` ends the attempts that run."""
-    begin = min((row.start_time for row in rows), default=now)
-    end = max((_end(row, now) for row in rows), default=now)
+    begin, end = _ends(rows, now)
     height = TOP + ROW * max(1, len(rows)) + BOTTOM
     scale = (WIDTH - LEFT - RIGHT) / max(1.0, end - begin)
-    trained = sum(row.seconds or 0.0 for row in rows)
-    waited = sum(row.queue_s or 0.0 for row in rows[1:])
-    head = f"{run}: {len(rows)} attempts in {format_duration(end - begin)}, {format_duration(trained)} of them running"
-    head += f", {format_duration(waited)} between jobs" if waited else ""
+    head = _head(run, rows, end - begin)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
         'font-family="sans-serif" font-size="12">',
@@ -54,6 +50,37 @@ def render(run: str, rows: Sequence[LedgerRow], now: float) -> str:
     for number, row in enumerate(rows):
         parts += _row(row, TOP + ROW * number, begin, scale, now)
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def render_text(run: str, rows: Sequence[LedgerRow], now: float, width: int) -> list[str]:
+    """Return lines of at most `width` characters: one per attempt, oldest first, with a bar and how it ended."""
+    begin, end = _ends(rows, now)
+    room = max(10, width // 2)
+    lines = [_head(run, rows, end - begin)]
+    for row in rows:
+        first = int((row.start_time - begin) / max(1.0, end - begin) * (room - 1))
+        last = int((_end(row, now) - begin) / max(1.0, end - begin) * (room - 1))
+        bar = " " * first + "█" * (last - first + 1)
+        steps = "" if row.last_step is None else f", step {row.last_step}"
+        lines.append(cut(f"{row.attempt:>5} │{bar:<{room}}│ {_said(row)}{steps}", width))
+    return lines
+
+
+def _ends(rows: Sequence[LedgerRow], now: float) -> tuple[float, float]:
+    begin = min((row.start_time for row in rows), default=now)
+    return begin, max((_end(row, now) for row in rows), default=now)
+
+
+def _head(run: str, rows: Sequence[LedgerRow], length_s: float) -> str:
+    trained = sum(row.seconds or 0.0 for row in rows)
+    waited = sum(row.queue_s or 0.0 for row in rows[1:])
+    attempts = plural(len(rows), "attempt")
+    head = f"{run}: {attempts} in {format_duration(length_s)}, {format_duration(trained)} of them running"
+    return head + (f", {format_duration(waited)} between jobs" if waited else "")
+
+
+def _said(row: LedgerRow) -> str:
+    return "running" if row.failure is None else row.failure.failure.text
 
 
 def _end(row: LedgerRow, now: float) -> float:
@@ -88,7 +115,7 @@ def _row(row: LedgerRow, y: float, begin: float, scale: float, now: float) -> li
     failure = row.failure
     x, width = LEFT + (row.start_time - begin) * scale, max(2.0, (_end(row, now) - row.start_time) * scale)
     name = "running" if failure is None else _CLASSES.get(treatment_of(row, ActSettings()), "failed")
-    said = "running" if failure is None else failure.failure.text
+    said = _said(row)
     steps = "" if row.last_step is None else f", step {row.last_step}"
     where = f" on {failure.host}" if failure is not None and failure.host else ""
     decided = f" → {row.decided}" if row.decided else ""

@@ -99,10 +99,9 @@ def attempts(
     rows = with_decisions(rows, policy, now, closings=closed)
     decision = decide(rows[-looked_at(policy) :], policy, now, closed_after=max(closed, default=0))
     if svg is not None:
-        from resilience.attempts.timeline import render
-        from resilience.system.files import write_atomic
+        from resilience.cli.report import write_picture
 
-        write_atomic(svg, render(directory.run, rows, now), mode=0o644, durable=False)
+        write_picture(svg, directory.run, rows, now)
     if as_json:
         found = {"run": directory.run, "attempts": rows, "causes": causes_of(rows), "breaker": decision}
         print_json("attempts", found | {"totals": totals_of(rows, now)})

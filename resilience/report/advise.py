@@ -169,5 +169,5 @@ def _checkpoints(report: Report) -> Iterator[Advice]:
             subject="checkpoints",
             say="Have a checkpoint read again before you need it.",
             because=f"none of {plural(len(there), 'checkpoint')} was verified since it was committed.",
-            how="resil ckpt verify",
+            how="resil ckpt verify --deep",
         )

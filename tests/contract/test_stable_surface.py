@@ -23,6 +23,9 @@ import pytest
 import typer
 
 from resilience.alerts.routes import channels
+from resilience.checkpoints import fence
+from resilience.checkpoints.commit import commit
+from resilience.checkpoints.directory import StoreDirectory
 from resilience.cli.main import app
 from resilience.cluster import Node
 from resilience.cron.driver_choice import drivers
@@ -31,10 +34,12 @@ from resilience.cron.state_directory import Seen
 from resilience.job import JobState
 from resilience.ranks import collect
 from resilience.runs.project import schedulers
+from tests.checkpoints.saves import write_part
 from tests.cli import test_demo
 from tests.cli.test_ranks import write_beats
 from tests.lab.fakes import a_job
 from tests.lab.shell import ALERTING, SETTINGS, Desk, Office, Shell, full, make_shell
+from tests.report.run_on_disk import write_attempts
 from tests.system.people import NOBODY, acting_as, open_the_way
 
 REPOSITORY = Path(__file__).parents[2]
@@ -42,7 +47,7 @@ GOLDEN = REPOSITORY / "tests" / "golden"
 UPDATE = bool(os.environ.get("RESIL_UPDATE_GOLDEN"))
 NAMES = frozenset({
     "jobs[].counts", "waiting", "channels", "environment", "installation.facts", "entries[].options",
-    "largest[].owners", "growing[].owners",
+    "largest[].owners", "growing[].owners", "time.ms", "time.by_attempt[].ms", "time.by_class[].ms",
 })  # fmt: skip
 """Objects whose keys are names of states, channels, variables or people, not keys of ours."""
 
@@ -157,6 +162,21 @@ def runs(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
         person.ask(*words)
 
 
+def reporting(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = person.shell
+    shell.resil("submit")
+    write_attempts(shell.run_dir, 12, hours=0.2)
+    store = StoreDirectory.create(shell.directory / "checkpoints", "gpt")
+    fence.begin(store, 1)
+    commit(store, write_part(store, 10), {"run": "gpt", "metrics": {"loss": 2.0}})
+    office = Office(shell)
+    office.tick(full())
+    shell.settings((shell.directory / "resil.toml").read_text() + '[checkpoints]\npath = "checkpoints"\n')
+    document = person.ask("report")
+    for name in ("attempts", "steps", "incidents", "checkpoints", "nodes", "losses", "advice", "missing"):
+        assert document[name], name
+
+
 def watching(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = person.shell.directory
     person.ask("watch", "fs", "--no-alert", str(directory))
@@ -263,7 +283,7 @@ def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         cache.cache_clear()
 
 
-@pytest.mark.parametrize("scenario", [runs, watching, alerting, cron, simulating, demo])
+@pytest.mark.parametrize("scenario", [runs, reporting, watching, alerting, cron, simulating, demo])
 def test_no_json_key_goes_away(person: Documents, monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
     scenario(person, monkeypatch)
     kinds = {line.partition(".")[0] for line in person.found}

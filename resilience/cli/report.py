@@ -1,0 +1,80 @@
+"""`resil report` and `resil timeline`: where the time of a run went, what broke, what to change; and its picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilience.cli.options import ConfigOption, JsonOption, RunArgument, open_project, single_command
+from resilience.cli.output import clean, columns, plain, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilience.attempts.ledger import LedgerRow
+
+
+@single_command("Examples: resil report; resil report gpt -o gpt.html; resil report gpt --json")
+def report(
+    run: RunArgument = "",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The page. Default: RUN-report.html here.")
+    ] = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Write a page about a run: steps, attempts, where the time went, incidents, checkpoints, nodes, what to change.
+
+    The page is one file that needs nothing from elsewhere: mail it, or open it from a disk.
+    """
+    from resilience.report.page import render
+    from resilience.report.sources import read_report
+    from resilience.system.files import write_atomic
+
+    project = open_project(config)
+    directory = project.existing(run)
+    found = read_report(project, directory)
+    document = plain(found)
+    if as_json:
+        print_json("report", document)
+        return
+    path = output if output is not None else Path(f"{directory.run}-report.html")
+    write_atomic(path, render(found, document), mode=0o644, durable=False)
+    print(f"{clean(found.run)}: {clean(found.headline)}")
+    for one in found.advice:
+        print(f"  {clean(one.say)} {clean(one.how)}")
+    print(f"  {clean(str(path))}")
+
+
+@single_command("Examples: resil timeline; resil timeline gpt --svg gpt.svg")
+def timeline(
+    run: RunArgument = "",
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Write the picture as SVG, for a README.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show when each attempt of a run ran, how it ended, and the time in between."""
+    from resilience.attempts.breaker import with_decisions
+    from resilience.attempts.ledger import read_ledger
+    from resilience.attempts.timeline import render_text
+    from resilience.runs.breaker_file import closings
+
+    project = open_project(config)
+    directory = project.existing(run)
+    now, policy = project.system.clock.now(), project.loaded.settings.act
+    rows = with_decisions(read_ledger(directory), policy, now, closings=closings(directory))
+    if svg is not None:
+        write_picture(svg, directory.run, rows, now)
+    else:
+        print("\n".join(map(clean, render_text(directory.run, rows, now, columns() or 100))))
+
+
+def write_picture(path: Path, run: str, rows: Sequence[LedgerRow], now: float) -> None:
+    """Write the attempts of a run as SVG. Raise StateDirectoryError if that fails."""
+    from resilience.attempts.timeline import render
+    from resilience.system.files import write_atomic
+
+    write_atomic(path, render(run, rows, now), mode=0o644, durable=False)
