@@ -55,7 +55,6 @@ def compose(
     since_ms: int | None = None,
     durable_step: int | None = None,
     durations: Durations | None = None,
-    gpu_source: str = "",
     notes: Iterable[str] = (),
 ) -> Goodput:
     """Return the ledger of a run with at least one attempt.
@@ -68,7 +67,6 @@ def compose(
         since_ms: earlier time is left out, after all of it was judged.
         durable_step: where a run that is over, and not finished, would resume; None: its last steps are kept.
         durations: steps by the class of their duration.
-        gpu_source: where the numbers of GPUs are from.
         notes: what is not known.
     """
     spans = list(_partition(lives, end_ms, waits))
@@ -116,7 +114,7 @@ def compose(
         effective_time=kept * step_s * 1000 / attempts_ms if step_s is not None and attempts_ms else None,
         kept_steps=kept,
         step_s=step_s,
-        gpu_hours=_gpu_hours(by_attempt, gpu_source),
+        gpu_hours=_gpu_hours(by_attempt),
         notes=tuple(notes),
     )
 
@@ -262,7 +260,7 @@ def _by_class(attempts: Iterable[AttemptTime]) -> tuple[ClassTime, ...]:
     return tuple(sorted(found, key=lambda one: (-one.lost_ms, -one.attempts, one.ended)))
 
 
-def _gpu_hours(attempts: Iterable[AttemptTime], source: str) -> GpuHours | None:
+def _gpu_hours(attempts: Iterable[AttemptTime]) -> GpuHours | None:
     allocated = productive = unknown = 0
     is_known = False
     for one in attempts:
@@ -275,7 +273,7 @@ def _gpu_hours(attempts: Iterable[AttemptTime], source: str) -> GpuHours | None:
     if not is_known:
         return None
     hour = 3_600_000
-    return GpuHours(allocated=allocated / hour, productive=productive / hour, source=source, unknown_attempts=unknown)
+    return GpuHours(allocated=allocated / hour, productive=productive / hour, unknown_attempts=unknown)
 
 
 def _median_s(durations: Durations) -> float | None:

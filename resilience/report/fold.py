@@ -38,7 +38,7 @@ _PHASES = {
     "save": Category.SAVE_STALL,
 }
 """Beginnings of the names of phases. A phase of another name trains, if it makes steps."""
-_OVER = frozenset({"error", "exit", "end"})
+_OVER = ("error", "exit", "end")
 
 Durations = Counter[int]
 """Steps by the class of their duration."""
@@ -143,6 +143,11 @@ class AttemptFold:
             self._reach(step, is_over=True)
             self._is_over = True
 
+    @property
+    def is_seen(self) -> bool:
+        """Return whether a guard, or steps, were seen."""
+        return self._is_guarded or self._step is not None
+
     def finish(self) -> list[Span]:
         """Return the spans from the start to the end, in order."""
         is_hang = self._ended == HANG_CLASS or any(step >= (self._step or 0) for step in self._hang_steps)
@@ -156,11 +161,12 @@ class AttemptFold:
             else:
                 self._advance(self._end)
             self._settle(Category.HANG if is_hang else Category.UNKNOWN if is_running else Category.TAIL)
-        if self._is_guarded or self._step is not None:
+        if self.is_seen:
             return self._spans
         if not self._has_batch:  # nothing was seen of it
             return self._whole(Category.UNKNOWN, self._start)
         if self.launch_ms is None:
+            self.is_held |= self._ended == STOPPED
             return self._whole(Category.HELD, self._start) if self._ended == STOPPED else self._spans
         return self._whole(Category.UNKNOWN, self.launch_ms)
 

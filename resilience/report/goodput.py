@@ -1,7 +1,7 @@
 """The ledger of time of a run: one partition of its wall clock, and the figures that the field prints of it. Pure.
 
-All times are whole milliseconds since the epoch, so the categories sum to the wall clock exactly. fold.py and compose.py make the
-spans; `read_goodput` of reading.py collects what they are made from.
+All times are whole milliseconds since the epoch, so the categories sum to the wall clock exactly. fold.py and
+compose.py make the spans; `read_goodput` of reading.py collects what they are made from.
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ class Category(StrEnum):
         return _DEFINITIONS[self]
 
 
-_TEXTS = {Category.START_UP: "start-up", Category.HELD: "held"}
+_TEXTS = {Category.START_UP: "start-up"}
 _DEFINITIONS = {
     Category.PRODUCTIVE: "steps that were kept",
-    Category.REDONE: "steps that were lost, because a later start resumed from an earlier one",
+    Category.REDONE: "steps that were lost and had to be done again",
     Category.SAVE_STALL: "the training waited for a save",
-    Category.EVALUATION: "in a phase whose name begins with eval, valid or test",
-    Category.DATA_WAIT: "in a phase whose name begins with data",
-    Category.START_UP: "from the start of the job to the first step, without the restore",
-    Category.RESTORE: "from the choice of a checkpoint until it was loaded",
+    Category.EVALUATION: "in a phase named eval..., valid... or test...",
+    Category.DATA_WAIT: "in a phase named data...",
+    Category.START_UP: "from the start of the job to the first step",
+    Category.RESTORE: "a checkpoint was loaded",
     Category.HANG: "no step was made, and a hang was found",
-    Category.DRAIN: "from the decision to stop to the end of the training, without save stalls",
-    Category.TAIL: "after the last step, or the end of the training, to the end of the job",
+    Category.DRAIN: "from the decision to stop to the training's end",
+    Category.TAIL: "from the last step or the end to the job's end",
     Category.QUEUE: "a job was submitted and had not started",
-    Category.HELD: "nothing was queued, or what was queued was held by the breaker or by people",
+    Category.HELD: "nothing was queued, or the breaker or people held it",
     Category.UNKNOWN: "nothing tells; never counted as productive",
 }
+"""What is not part of another: a save during the drain is a save stall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,8 @@ class AttemptTime:
     Attributes:
         attempt: its number.
         job: displayed id of the job: `12_3`.
-        ended: the class of its end, such as `finished` or `gpu_fault` (attempts/failure.py); `running` while it runs.
+        ended: the class of its end, such as `finished` or `gpu_fault` (attempts/failure.py); `running` while it runs,
+            `lost` if it seems not to and no end is recorded.
         start_ms, end_ms: of the attempt. Where attempts overlap, each moment counts for one of them only, so `ms` may
             sum to less.
         gpus: of the job; None: unknown.
@@ -137,13 +139,11 @@ class GpuHours:
     Attributes:
         allocated: from the start to the end of each attempt, overlapping ones included.
         productive: of these, in productive time.
-        source: where the number of GPUs is from, in words.
         unknown_attempts: how many attempts are left out.
     """
 
     allocated: float
     productive: float
-    source: str = ""
     unknown_attempts: int = 0
 
 
@@ -193,9 +193,9 @@ class Goodput:
 
 
 FOOTNOTES = {
-    "ettr": "productive / wall clock, queue included (ETTR: Meta, arXiv 2410.21680)",
+    "ettr": "productive / wall clock, queue included (Meta: ETTR, arXiv 2410.21680)",
     "ettr_without_queue": "productive / time of attempts",
     "effective_time": "kept steps x median step / time of attempts (MegaScale, arXiv 2402.15627)",
-    "gpu_hours": "GPUs of each job x its wall clock",
+    "gpu_hours": "GPUs x time of attempts (GPUs by the options of sbatch)",
 }
 """The definition of each figure and its source, for tables and pages."""
