@@ -33,6 +33,7 @@ COMMANDS: dict[str, CommandEntry] = {
         ("top", "top.command:top", "Run", "Show runs on a live screen, with keys to save and to stop."),
         ("logs", "runs:logs", "Run", "Show the end of a run's log, and follow it."),
         ("attempts", "attempts:attempts", "Run", "Show each attempt of a run, and how it ended."),
+        ("goodput", "goodput:goodput", "Run", "Show where the time of a run went."),
         ("timeline", "report:timeline", "Run", "Show when each attempt ran, also as a picture."),
         ("why", "attempts:why", "Run", "Show why the last attempt ended, or what a log says."),
         ("report", "report:report", "Run", "Write a page about a run, and what to change."),

@@ -56,7 +56,7 @@ _DEFINITIONS = {
     Category.DRAIN: "from the decision to stop to the training's end",
     Category.TAIL: "from the last step or the end to the job's end",
     Category.QUEUE: "a job was submitted and had not started",
-    Category.HELD: "nothing was queued, or the breaker or people held it",
+    Category.HELD: "no job was queued, or all of them were held",
     Category.UNKNOWN: "nothing tells; never counted as productive",
 }
 """What is not part of another: a save during the drain is a save stall."""
@@ -193,9 +193,9 @@ class Goodput:
 
 
 FOOTNOTES = {
-    "ettr": "productive / wall clock, queue included (Meta: ETTR, arXiv 2410.21680)",
+    "ettr": "productive / wall clock, queue included (arXiv 2410.21680)",
     "ettr_without_queue": "productive / time of attempts",
-    "effective_time": "kept steps x median step / time of attempts (MegaScale, arXiv 2402.15627)",
-    "gpu_hours": "GPUs x time of attempts (GPUs by the options of sbatch)",
+    "effective_time": "steps x median step / time of attempts (arXiv 2402.15627)",
+    "gpu_hours": "GPUs, by the options of sbatch, x time of attempts",
 }
-"""The definition of each figure and its source, for tables and pages."""
+"""The definition of each figure, for tables and pages, and its source: ETTR is Meta's, effective time MegaScale's."""
