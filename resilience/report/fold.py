@@ -50,6 +50,7 @@ class AttemptFold:
     Attributes:
         launch_ms: when the training was launched; None: it was not, or nothing tells.
         durable_step: of the newest save that was durable, or the step that was resumed from.
+        has_saved: whether a save was told at all.
         world: the number of ranks; None: no guard told it.
         nodes: hostlist expression of the nodes that were launched on.
         is_held: whether its end held the jobs that were queued.
@@ -73,7 +74,7 @@ class AttemptFold:
         self.durable_step: int | None = None
         self.world: int | None = None
         self.nodes = ""
-        self.is_held = False
+        self.is_held = self.has_saved = False
         self._attempt, self._start, self._end = attempt, start_ms, max(start_ms, end_ms)
         self._recent, self._durations = recent, durations
         self._ended, self._hang_steps = ended, hang_steps
@@ -106,7 +107,7 @@ class AttemptFold:
             if step == self._saving:
                 self._saving = None
             if name == "save" and step is not None:
-                self.durable_step = step
+                self.durable_step, self.has_saved = step, True
         elif name == "start":
             self._begin(0 if step is None else step)
             world = event.get("world")

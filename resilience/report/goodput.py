@@ -193,9 +193,9 @@ class Goodput:
 
 
 FOOTNOTES = {
-    "ettr": "productive / wall clock, queue included (arXiv 2410.21680)",
+    "ettr": "productive / wall clock with queue (arXiv 2410.21680)",
     "ettr_without_queue": "productive / time of attempts",
-    "effective_time": "steps x median step / time of attempts (arXiv 2402.15627)",
+    "effective_time": "steps x median step / attempts (arXiv 2402.15627)",
     "gpu_hours": "GPUs, by the options of sbatch, x time of attempts",
 }
 """The definition of each figure, for tables and pages, and its source: ETTR is Meta's, effective time MegaScale's."""

@@ -89,7 +89,7 @@ def read_goodput(
     lives, notes = list[Life](), [told.note] if told.note else []
     options = _Options(intents)
     previous_end: dict[int, int] = {}
-    durable_step, unseen = None, 0
+    durable_step, has_saved, unseen = None, False, 0
     folds: dict[int, AttemptFold] = {}
     for window in windows:
         attempt = window.attempt
@@ -98,6 +98,7 @@ def read_goodput(
             folds |= _fold_job(directory, group, hangs, recent, durations)
         fold = folds.pop(attempt.number)
         durable_step = fold.durable_step if fold.durable_step is not None else durable_step
+        has_saved |= fold.has_saved
         unseen += not fold.is_seen
         gpus = options.gpus_of(attempt, fold.nodes, fold.world)
         queued = _queued_ms(window, options.intents, told.records, previous_end.get(attempt.job_id))
@@ -127,7 +128,7 @@ def read_goodput(
         end_ms=_ms(now) if is_running or not lives or (waits is not None and not is_over) else 0,
         waits=waits or Category.QUEUE,
         since_ms=None if since is None else _ms(since),
-        durable_step=None if is_over or is_running else durable_step,
+        durable_step=durable_step if has_saved and not is_over and not is_running else None,
         durations=durations,
         notes=notes,
     )
