@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -78,7 +77,9 @@ class AttemptFold:
         self._attempt, self._start, self._end = attempt, start_ms, max(start_ms, end_ms)
         self._recent, self._durations = recent, durations
         self._ended, self._hang_steps = ended, hang_steps
-        self._spans: list[Span] = []
+        self._spans: list[tuple[Category, int, int, int | None, int | None]] = []
+        self._trained: list[int] | None = None
+        """Begin, end, first and last step of the productive time that the newest steps were added to."""
         self._pending: list[tuple[Category | None, int, int]] = []
         """What follows the spans, from the first time on that was training (None) if a later event shows steps."""
         self._at = self._start
@@ -162,20 +163,27 @@ class AttemptFold:
             else:
                 self._advance(self._end)
             self._settle(Category.HANG if is_hang else Category.UNKNOWN if is_running else Category.TAIL)
-        if self.is_seen:
-            return self._spans
-        if not self._has_batch:  # nothing was seen of it
-            return self._whole(Category.UNKNOWN, self._start)
-        if self.launch_ms is None:
-            self.is_held |= self._ended == STOPPED
-            return self._whole(Category.HELD, self._start) if self._ended == STOPPED else self._spans
-        return self._whole(Category.UNKNOWN, self.launch_ms)
+        if not self.is_seen:
+            self._explain()
+        self._close()
+        return [Span(self._attempt, *one) for one in self._spans]
 
-    def _whole(self, category: Category, since: int) -> list[Span]:
-        """Return the spans with everything since a moment in one category."""
-        kept = [replace(one, end_ms=min(one.end_ms, since)) for one in self._spans if one.start_ms < since]
-        rest = [Span(self._attempt, category, since, self._end)] if since < self._end else []
-        return kept + rest
+    def _explain(self) -> None:
+        """Without a guard and without steps: all that is known is when the training was launched."""
+        if not self._has_batch:
+            self._rest(Category.UNKNOWN, self._start)
+        elif self.launch_ms is not None:
+            self._rest(Category.UNKNOWN, self.launch_ms)
+        elif self._ended == STOPPED:
+            self.is_held = True
+            self._rest(Category.HELD, self._start)
+
+    def _rest(self, category: Category, since: int) -> None:
+        """Give everything since a moment to one category."""
+        self._spans = [
+            (kind, begin, min(end, since), None, None) for kind, begin, end, *_ in self._spans if begin < since
+        ]
+        self._emit(category, since, self._end)
 
     def _category(self) -> Category | None:
         """Return the category of this moment; None: training, if steps are made."""
@@ -230,15 +238,19 @@ class AttemptFold:
         length = sum(end - begin for category, begin, end in self._pending if category is None)
         if not length:
             return  # they count with the next ones
-        if len(self._recent) >= LEAST:
+        if length > STALL_MS and len(self._recent) >= LEAST:
             usual = max(1, min(length, round(steps * median(self._recent))))
             if length > STALL_TIMES * usual + STALL_MS:
                 is_hang = (is_over and self._ended == HANG_CLASS) or any(first <= at <= step for at in self._hang_steps)
                 self._settle(Category.HANG if is_hang else Category.UNKNOWN, length - usual)
                 length = usual
-        self._settle(Category.PRODUCTIVE, steps=(first, step), length=length)
-        self._recent.append(length / steps)
-        self._durations[round(DIGITS * math.log(length / steps))] += steps
+        if len(self._pending) == 1:  # as for nearly every line of progress
+            self._grow(*self._pending.pop()[1:], first, step)
+        else:
+            self._settle(Category.PRODUCTIVE, steps=(first, step), length=length)
+        each = length / steps
+        self._recent.append(each)
+        self._durations[round(DIGITS * math.log(each))] += steps
         self._step = step
 
     def _settle(self, category: Category, length: int | None = None, steps: tuple[int, int] | None = None) -> None:
@@ -250,28 +262,37 @@ class AttemptFold:
                 self._emit(known, begin, end)
                 continue
             middle = end if length is None else min(end, begin + length - done)
-            reached = None if steps is None else self._reached(steps, done, length)
+            if steps is None:
+                self._emit(category, begin, middle)
+            else:
+                first, count = steps[0], steps[1] - steps[0]
+                reached = [first + count * part // (length or 1) for part in (done, done + middle - begin)]
+                self._grow(begin, middle, *reached)
             done += middle - begin
-            self._emit(category, begin, middle, reached, None if steps is None else self._reached(steps, done, length))
             if middle < end:
                 self._pending = [(None, middle, end), *pending[number + 1 :]]
                 return
 
-    def _reached(self, steps: tuple[int, int], done: int, length: int | None) -> int:
-        return steps[0] + (steps[1] - steps[0]) * done // (length or 1)
+    def _grow(self, begin: int, end: int, first: int, last: int) -> None:
+        """Add productive time to that before it, if its steps took equally long."""
+        before = self._trained
+        if before is not None and before[1] == begin and before[3] == first:
+            one, other = (before[3] - before[2]) * (end - begin), (last - first) * (before[1] - before[0])
+            if one <= ALIKE * other and other <= ALIKE * one:
+                before[1], before[3] = end, last
+                return
+        self._close()
+        self._trained = [begin, end, first, last]
 
-    def _emit(
-        self, category: Category, begin: int, end: int, first: int | None = None, last: int | None = None
-    ) -> None:
+    def _close(self) -> None:
+        if self._trained is not None:
+            self._spans.append((Category.PRODUCTIVE, *self._trained))  # type: ignore[arg-type]
+            self._trained = None
+
+    def _emit(self, category: Category, begin: int, end: int) -> None:
         if begin >= end:
             return
-        new = Span(self._attempt, category, begin, end, first, last)
-        if self._spans and (before := self._spans[-1]).category is category and before.end_ms == begin:
-            if first is None or last is None or before.last_step is None or before.first_step is None:
-                self._spans[-1] = replace(before, end_ms=end)
-                return
-            one, other = (before.last_step - before.first_step) * new.ms, (last - first) * before.ms
-            if before.last_step == first and one <= ALIKE * other and other <= ALIKE * one:
-                self._spans[-1] = replace(before, end_ms=end, last_step=last)
-                return
-        self._spans.append(new)
+        self._close()
+        if self._spans and self._spans[-1][0] is category and self._spans[-1][2] == begin:
+            begin = self._spans.pop()[1]
+        self._spans.append((category, begin, end, None, None))
