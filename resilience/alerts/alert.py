@@ -80,6 +80,7 @@ class Alert:
         title: headline of an announcement, a message about no incident such as cron's daily report. An announcement
             has no notices.
         body: lines below the title.
+        files: absolute paths of files that go with it where the channel can: pictures (`.png`) are shown.
     """
 
     id: str
@@ -95,6 +96,7 @@ class Alert:
     is_digest: bool = False
     title: str = ""
     body: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, *notices: Notice, id: str, most: int | None = None, **fields: Any) -> Alert:

@@ -14,14 +14,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resilience.attempts.ledger import LedgerRow
+    from resilience.runs.project import Project
+    from resilience.runs.run_directory import RunDirectory
+
+WEEK_S = 7 * 86400.0
 
 
-@single_command("Examples: resil report; resil report gpt -o gpt.html; resil report gpt --json")
+@single_command("Examples: resil report; resil report gpt -o gpt.html; resil report gpt --json; resil report --send")
 def report(
     run: RunArgument = "",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The page. Default: RUN-report.html here.")
     ] = None,
+    send: Annotated[
+        bool,
+        typer.Option(
+            "--send", help="Send it to the channels in [alert]. Without RUN: of each run that lived this week."
+        ),
+    ] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
@@ -34,6 +44,9 @@ def report(
     from resilience.system.files import write_atomic
 
     project = open_project(config)
+    if send:
+        _send(project, [project.existing(run)] if run else project.runs(), since_s=0.0 if run else WEEK_S)
+        return
     directory = project.existing(run)
     found = read_report(project, directory)
     document = plain(found)
@@ -46,6 +59,21 @@ def report(
     for one in found.advice:
         print(f"  {clean(one.say)} {clean(one.how)}")
     print(f"  {clean(str(path))}")
+
+
+def _send(project: Project, directories: Sequence[RunDirectory], since_s: float) -> None:
+    from resilience.report.digest import lived, send_report
+    from resilience.report.page import render
+    from resilience.report.sources import read_report
+
+    if not project.loaded.settings.alert.channels:
+        print("no channel is configured, so no report is sent: [alert] channels")
+        return
+    since = project.system.clock.now() - since_s if since_s else 0.0
+    for directory in directories:
+        found = read_report(project, directory)
+        if lived(found, since):
+            print(clean(send_report(project, directory, found, render(found, plain(found))).title))
 
 
 @single_command("Examples: resil timeline; resil timeline gpt --svg gpt.svg")

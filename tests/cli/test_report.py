@@ -165,3 +165,18 @@ def test_a_timeline_is_text_and_a_picture(shell: Shell, tmp_path: Path) -> None:
 def test_the_first_attempt_began_when_it_did(shell: Shell) -> None:
     write_attempts(shell.run_dir, 2)
     assert told(shell)["attempts"][0]["start_time"] == BEGIN
+
+
+def test_send_queues_one_message_for_each_run_and_slot(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = shell.resil("report", "--send")
+    assert (said.code, said.out) == (0, "no channel is configured, so no report is sent: [alert] channels\n")
+    Office(shell)
+    write_attempts(shell.run_dir, 2)
+    monkeypatch.setenv("RESIL_CRON_SLOT", "1795000000")
+    assert shell.resil("report", "--send").out == "", "it ended before this week"
+    for _ in range(2):
+        said = shell.resil("report", "gpt", "--send")
+        assert said.code == 0 and said.out.startswith("gpt: finished; 2 attempts")
+    sent = sorted(path.name for path in (shell.directory / ".resil" / ".alerts" / "sent").iterdir())
+    assert sent == ["report-gpt-1795000000.list", "report-gpt-1795000000.pager"], "a slot is told once"
+    assert (shell.run_dir / "report.png").exists() and (shell.run_dir / "report.html").stat().st_size > 10_000

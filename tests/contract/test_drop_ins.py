@@ -105,7 +105,7 @@ def test_the_directory_has_what_was_promised() -> None:
         f"cron.quarter_hourly/watch-{name}" for name in ("ckpt", "fs", "inodes", "job", "log", "nodes", "ranks")
     }
     others = {f"cron.quarter_hourly/{name}" for name in ("alert-flush", "ckpt-adopt")}
-    others |= {"cron.hourly/heartbeat", "cron.daily/prune-logs"}
+    others |= {"cron.hourly/heartbeat", "cron.daily/prune-logs", "cron.weekly/report"}
     assert set(map(name_of, PROGRAMS)) == watchdogs | others
     assert {path.stem for path in SCRIPTS} == {path.name for path in PROGRAMS}
 
@@ -297,6 +297,7 @@ def test_as_jobs_they_look_and_end_well_whatever_they_find(project: Path, tmp_pa
         "alert-flush": "nothing is queued",
         "ckpt-adopt": "nothing to adopt",
         "heartbeat": "CRON ",
+        "report": "no channel is configured",
     }
     assert [name for name, line in lines.items() if line not in said[name]] == [], said
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from resilience.alerts.alert import Alert
     from resilience.system.http import Answer
     from resilience.system.ports import System
+
+
+FILE_LIMIT_BYTES = 4 * 2**20
+"""Of a file that goes with an alert: mail servers accept 10 MB, of which a third is the encoding."""
 
 
 class Channel(Protocol):
@@ -51,6 +57,19 @@ def check_timeout(timeout_s: float) -> None:
         from resilience.errors import SettingsError
 
         raise SettingsError(f"timeout_s = {timeout_s:g} must be positive")
+
+
+def read_files(paths: Sequence[str]) -> tuple[tuple[str, bytes], ...]:
+    """Return name and content of the files of an alert; those that are gone or too large are left out."""
+    from resilience.errors import StateDirectoryError
+    from resilience.system.files import read_regular
+
+    found = []
+    for path in map(Path, paths):
+        with suppress(StateDirectoryError):
+            if (content := read_regular(path, limit_bytes=FILE_LIMIT_BYTES)) is not None:
+                found.append((path.name, content[0]))
+    return tuple(found)
 
 
 def check_answer(answer: Answer, host: str, secrets: Sequence[str], *, may_be_page: bool = False) -> None:

@@ -45,6 +45,7 @@ class Mail:
         time: the Date: when the alert was composed, also on a resend.
         served: recipients to skip: they received the mail, or their server rejected it permanently.
         tries: number of deliveries to only some of the recipients.
+        files: paths of the files to attach; `attached` are their contents by name, as `send` has read them.
     """
 
     sender: str
@@ -56,6 +57,8 @@ class Mail:
     headers: dict[str, str]
     served: tuple[str, ...] = ()
     tries: int = 0
+    files: tuple[str, ...] = ()
+    attached: tuple[tuple[str, bytes], ...] = ()
 
     def as_string(self) -> str:
         """Return headers and plain text, for display."""
@@ -84,6 +87,12 @@ class Mail:
         # 7-bit encoding: not every server accepts 8 bits, and quoted-printable wraps long lines.
         message.set_content(self.text, charset="utf-8", cte="quoted-printable")
         message.add_alternative(self.html, subtype="html", charset="utf-8", cte="quoted-printable")
+        for name, content in self.attached:
+            if name.endswith(".png"):
+                related: Any = message.get_body(("html",))
+                related.add_related(content, "image", "png", cid=f"<{name}>", filename=name, disposition="inline")
+            else:
+                message.add_attachment(content, "text", "html", filename=name, params={"charset": "utf-8"})
         return message
 
 
@@ -127,6 +136,7 @@ def compose_mail(
         subject=clean_line(f"{prefix} {headline(alert, SUBJECT_LIMIT)}", SUBJECT_LIMIT + 60),
         text=plain_text(alert, TEXT_LIMIT),
         html=_html(alert),
+        files=alert.files,
         time=alert.time if 0 <= alert.time < 253_402_300_000 else 0.0,  # the year 9999
         headers=headers,
     )
@@ -184,6 +194,9 @@ def _html(alert: Alert) -> str:
             f"{rows}</table>{evidence}</div>"
         )
         size += len(parts[-1])
+    for name in (name for path in alert.files if (name := path.rpartition("/")[2]).endswith(".png")):
+        shown = f'<img src="cid:{escape(name)}" alt="" width="600" style="max-width:100%;height:auto;border:0">'
+        parts.append(f'<p style="margin:0 0 12px">{shown}</p>')
     if more := left_out(alert):
         parts.append(f"<p>{escape(more)}</p>")
     parts.append(f'<p style="margin:0;font-size:12px;opacity:.7">{escape(footer(alert))}</p>')

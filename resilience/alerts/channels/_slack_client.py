@@ -21,7 +21,7 @@ from slack_sdk.webhook import WebhookClient, WebhookResponse
 
 from resilience.alerts.channels import check_answer
 from resilience.errors import DeliveryError
-from resilience.system.http import Answer, quoted, request, retry_after_s
+from resilience.system.http import Answer, check_url, quoted, request, retry_after_s
 from resilience.system.secrets import Secret
 
 _TRANSIENT = {
@@ -121,15 +121,25 @@ class Api:
         self._client = _WebClient(transport.secret, base_url=base_url.rstrip("/") + "/", **transport.options)
         self._client.transport = transport
 
-    def call(self, method: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Call a method. Raise DeliveryError if rejected, with a hint for known errors."""
+    def call(self, method: str, arguments: Mapping[str, Any], *, as_form: bool = False) -> Mapping[str, Any]:
+        """Call a method. Raise DeliveryError if rejected, with a hint for known errors. `as_form`: it takes no JSON."""
         failure: DeliveryError
         try:
-            response = self._client.api_call(method, json=dict(arguments))
+            form, body = (dict(arguments), None) if as_form else (None, dict(arguments))
+            response = self._client.api_call(method, params=form, json=body)
             return dict(response.data) if isinstance(response.data, dict) else {}
         except SlackApiError as error:
             failure = _explain(method, error, [self._client.transport.secret])
         raise failure  # outside the handler: slack_sdk's error holds the whole response
+
+    def upload(self, url: str, content: bytes) -> None:
+        """Send a file to the address that files.getUploadURLExternal has given, without the token.
+
+        Raise DeliveryError if it was not accepted, SettingsError for an address without TLS.
+        """
+        check_url(url, "the address of Slack's upload")
+        answer = self._client.transport.send(url, content, {"Content-Type": "application/octet-stream"})
+        check_answer(answer, urlsplit(url).hostname or "Slack", [self._client.transport.secret], may_be_page=True)
 
 
 def _explain(method: str, error: SlackApiError, secrets: list[str]) -> DeliveryError:

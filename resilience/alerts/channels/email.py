@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilience.alerts.alert import Alert
-from resilience.alerts.channels import check_timeout
+from resilience.alerts.channels import check_timeout, read_files
 from resilience.alerts.channels._email_message import Mail, compose_mail
 from resilience.errors import DeliveryError, SettingsError
 from resilience.system.http import is_loopback, readable_ca_file
@@ -100,6 +100,7 @@ class EmailChannel:
 
     def send(self, message: Mail, settings: EmailSettings, system: System) -> Mapping[str, str]:
         """Deliver the mail. Raise DeliveryError unless the server accepted it for at least one recipient."""
+        message = replace(message, attached=read_files(message.files))
         own_address = f"{system.host.user}@{system.host.name}"
         sender = envelope_address(message.sender or own_address)
         all_recipients = [envelope_address(address) for address in message.recipients]

@@ -8,16 +8,18 @@ https://docs.slack.dev/messaging/formatting-message-text#escaping.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.channels import check_timeout
+from resilience.alerts.channels import check_timeout, read_files
 from resilience.alerts.message import Item, colour_of, footer, headline, is_command, items_of, left_out, state_of
 from resilience.errors import DeliveryError, SettingsError
 from resilience.finding import Verdict
+from resilience.messages import plural
 from resilience.system.http import check_url
 from resilience.system.ports import System
 from resilience.system.secrets import check_secret, read_secret
@@ -166,7 +168,8 @@ class SlackSettings:
         webhook_file: file of mode 0600 with the URL of an incoming webhook; the whole URL is the secret.
         webhook_variable: name of an environment variable with that URL instead.
         token_file: file of mode 0600 with a bot token (`xoxb-...`, scope `chat:write`): the bot replies in threads and
-            updates the first message when the incident changes or is resolved.
+            updates the first message when the incident changes or is resolved. With the scope `files:write` reports
+            come with their picture.
         token_variable: name of an environment variable with that token instead.
         channel: the ID of the bot's channel, such as `C024BE91L`. A webhook has a channel of its own.
         mention: mentions when an incident is newly CRITICAL, worse or escalated: `["here", "U024BE7LH"]`.
@@ -198,6 +201,7 @@ class SlackMessage:
         reply_in: ID of the channel of that message.
         broadcast: whether a reply is also broadcast to the channel.
         update_first: whether to update the first message to the new state.
+        files: paths of files that a bot uploads into the thread.
     """
 
     content: Mapping[str, Any] = field(default_factory=dict)
@@ -205,6 +209,7 @@ class SlackMessage:
     reply_in: str = ""
     broadcast: bool = False
     update_first: bool = False
+    files: tuple[str, ...] = ()
 
 
 class SlackChannel:
@@ -236,13 +241,14 @@ class SlackChannel:
         content = slack_message(alert, settings.mention)
         # If the channel in the settings has changed, a new thread starts there.
         if not thread.get("ts") or not thread.get("channel") or thread.get("asked") != settings.channel:
-            return SlackMessage(content=content)
+            return SlackMessage(content=content, files=alert.files)
         return SlackMessage(
             content=content,
             reply_to=thread["ts"],
             reply_in=thread["channel"],
             broadcast=alert.reason in (Reason.WORSE, Reason.ESCALATED, Reason.RESOLVED),
             update_first=alert.reason in (Reason.WORSE, Reason.BETTER, Reason.RESOLVED, Reason.FIRST),
+            files=alert.files,
         )
 
     def send(self, message: SlackMessage, settings: SlackSettings, system: System) -> Mapping[str, str]:
@@ -271,6 +277,8 @@ def _post_as_bot(api: Api, message: SlackMessage, settings: SlackSettings) -> Ma
     posted = api.call("chat.postMessage", {"channel": where, **content})
     answer = "Slack accepted the message"
     channel, ts = str(posted.get("channel") or where), str(posted.get("ts") or "")
+    if message.files:
+        answer += _upload(api, message.files, channel, message.reply_to or ts)
     if message.update_first and message.reply_to:
         fresh = {key: message.content[key] for key in ("text", "blocks", "attachments")}
         try:
@@ -279,6 +287,25 @@ def _post_as_bot(api: Api, message: SlackMessage, settings: SlackSettings) -> Ma
             answer += f", but not the update of the first message ({error.message})"
     first = message.reply_to or ts
     return {"answer": f"{answer} ({channel} {ts})", "ts": first, "channel": channel, "asked": settings.channel}
+
+
+def _upload(api: Api, paths: Sequence[str], channel: str, thread: str) -> str:
+    """Upload files into a thread, and return what the answer says of it: a failure would send the message again.
+
+    https://docs.slack.dev/messaging/working-with-files#upload: an address for each file, its bytes, then one call.
+    """
+    try:
+        uploaded = []
+        for name, content in read_files(paths):
+            place = api.call("files.getUploadURLExternal", {"filename": name, "length": len(content)}, as_form=True)
+            api.upload(str(place.get("upload_url")), content)
+            uploaded.append({"id": str(place.get("file_id")), "title": name})
+        if uploaded:
+            arguments = {"files": json.dumps(uploaded), "channel_id": channel, "thread_ts": thread}
+            api.call("files.completeUploadExternal", arguments, as_form=True)
+        return f", with {plural(len(uploaded), 'file')}"
+    except (DeliveryError, SettingsError) as error:
+        return f", but not its files ({error.message}; the app needs the scope files:write)"
 
 
 CHANNEL = SlackChannel()
