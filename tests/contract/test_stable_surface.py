@@ -47,7 +47,7 @@ GOLDEN = REPOSITORY / "tests" / "golden"
 UPDATE = bool(os.environ.get("RESIL_UPDATE_GOLDEN"))
 NAMES = frozenset({
     "jobs[].counts", "waiting", "channels", "environment", "installation.facts", "entries[].options",
-    "largest[].owners", "growing[].owners", "time.ms", "time.by_attempt[].ms", "time.by_class[].ms",
+    "largest[].owners", "growing[].owners", "goodput.ms", "time.ms", "by_attempt[].ms", "by_class[].ms",
 })  # fmt: skip
 """Objects whose keys are names of states, channels, variables or people, not keys of ours."""
 
@@ -143,6 +143,7 @@ def runs(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     beat = {"time": 1.0, "expected": 61.0, "alive_since": 1.0, "driver": "foreground"}
     (cron / "heartbeat").write_text(json.dumps(beat))
     (run,) = person.ask("status", "--fresh")["runs"]
+    assert person.ask("goodput")["goodput"]["by_attempt"]
     assert run["save"] and run["kill"] and run["attempts"] and run["jobs"] and run["switches"]
     (shell.run_dir / "beats" / "101.n1").write_text("attempt = 1\n[rank.0]\npid = 7\n[rank.1]\npid = 8\ngone = true\n")
     thread = '\nThread 0x1 (most recent call first):\n  File "train.py", line 1 in step\n\n'
