@@ -23,6 +23,22 @@ FEW = 3
 """Fewer jobs that end at their limit, or start late, prove nothing."""
 LONG = 0.5
 """A limit of which no job used more than this share is longer than needed."""
+LARGE = 0.1
+"""Time that is not training is worth a word from this share of the wall clock on."""
+REMEDIES = {
+    Category.START_UP: (
+        "Make starts shorter, or rarer.",
+        "cache what is compiled and read at the start; a longer time limit",
+    ),
+    Category.RESTORE: ("Make the restore shorter.", "a faster file system, or checkpoints in fewer files"),
+    Category.SAVE_STALL: ("Save in the background, or less often.", "Store, or every in [guard]"),
+    Category.HANG: ("End hangs sooner.", 'on_hang = "restart_step" in [watch.log], and its timeout_s'),
+    Category.TAIL: ("End failed attempts sooner.", "shorter timeouts of collectives, on_hang in [watch.log]"),
+    Category.EVALUATION: ("Evaluate less often, or elsewhere.", "a job of its own that reads the checkpoints"),
+    Category.DATA_WAIT: ("Feed the training faster.", "more workers of the data loader, data on a local disk"),
+    Category.UNKNOWN: ("Let the guard tell more.", "guard.step() in each step, guard.phase() around the rest"),
+}
+"""What helps against which kind of time; the other advice is about those that are missing here."""
 LIMITS = {"walltime", "stopped"}
 WORSE = 3.0
 """A node stands out if failures name it so many times as often, per attempt, as the other nodes."""
@@ -30,7 +46,7 @@ WORSE = 3.0
 
 def advise(report: Report, spans: Sequence[Span] = ()) -> tuple[Advice, ...]:
     """Return what to change, what saves most first. `spans`: of the ledger of time."""
-    makers = (_nodes, _interval, _walltime, _checkpoints)
+    makers = (_nodes, _interval, _walltime, _largest, _checkpoints)
     found = [*(one for maker in makers for one in maker(report)), *_keep_queued(report, spans)]
     return tuple(sorted(found, key=lambda one: -(one.saves_s or 0.0)))
 
@@ -115,6 +131,21 @@ def _walltime(report: Report) -> Iterator[Advice]:
             f"{_words(waited_s)} in the queue, {100 * waited_s / _wall_s(report):.0f} % of its time.",
             how="time in [sbatch]",
         )
+
+
+def _largest(report: Report) -> Iterator[Advice]:
+    """Name the kind of time that took most of all that no other advice is about."""
+    spent = {one: report.time.ms.get(one, 0) / 1000 for one in REMEDIES} if report.time is not None else {}
+    for category in sorted(spent, key=lambda one: -spent[one])[:1]:
+        if spent[category] >= LARGE * _wall_s(report):
+            say, how = REMEDIES[category]
+            yield Advice(
+                subject=str(category),
+                say=say,
+                because=f"{category.text} took {_words(spent[category])} in {plural(len(report.attempts), 'attempt')}, "
+                f"{100 * spent[category] / _wall_s(report):.0f} % of the time: {category.definition}.",
+                how=how,
+            )
 
 
 def _keep_queued(report: Report, spans: Sequence[Span]) -> Iterator[Advice]:

@@ -180,14 +180,15 @@ def _incidents(
         return ()
     begin = attempts[0].start_time - (attempts[0].queue_s or 0.0)
     end = now if attempts[-1].end_time is None else attempts[-1].end_time
-    ledger = open_alert_state(project).ledger
+    state = open_alert_state(project)
+    ledger = state.ledger
     found = [
         one
         for one in reversed(ledger.incidents())
         if one.run == directory.run
         or (not one.run and one.opened <= end and (one.resolved is None or one.resolved >= begin))
     ]
-    missing += [f"incidents: {error}" for error in ledger.errors]
+    missing += [f"incidents: {text}" for text in dict.fromkeys([state.error, state.note, *ledger.errors]) if text]
     if not project.loaded.settings.alert.channels:
         missing.append("no channel is configured, so incidents are told to nobody: [alert] channels")
     if len(found) > MOST_INCIDENTS:

@@ -140,6 +140,21 @@ def test_checkpoints_that_were_never_read_again_are_named() -> None:
     assert subjects(run([attempt(1, 0.0, 60.0)], checkpoints=one_good)) == []
 
 
+@pytest.mark.parametrize(
+    ("ms", "expected"),
+    [
+        ({Category.START_UP: 0.3, Category.HANG: 0.2}, ["start_up"]),
+        ({Category.HANG: 0.2, Category.QUEUE: 0.7}, ["hang"]),
+        ({Category.UNKNOWN: 0.11}, ["unknown"]),
+        ({Category.TAIL: 0.09, Category.PRODUCTIVE: 0.9}, []),
+    ],
+)
+def test_the_largest_time_that_is_no_training_is_named(ms: dict[Category, float], expected: list[str]) -> None:
+    lines = [attempt(1, 0.0, HOUR_S)]
+    found = advise(run(lines, ms={one: round(1000 * HOUR_S * share) for one, share in ms.items()}))
+    assert [one.subject for one in found] == expected and all(one.saves_s is None for one in found)
+
+
 def test_what_saves_most_comes_first() -> None:
     report = run(FAILING, saves=SAVES, nodes=nodes(4, 0, 0), checkpoints=())
     saved = [one.saves_s or 0.0 for one in advise(report)]
