@@ -126,7 +126,9 @@ def trained(shell: Shell) -> Shell:
     for number in (1, 2, 3):
         start = int(now) - 4000 * (4 - number)
         job = 101 if number == 3 else 90 + number
-        text = f'number = {number}\njob_id = {job}\nlabel = "{job}"\nrestart = 0\nhost = "n1"\npid = 1\nstart = {start}\n'
+        text = (
+            f'number = {number}\njob_id = {job}\nlabel = "{job}"\nrestart = 0\nhost = "n1"\npid = 1\nstart = {start}\n'
+        )
         (shell.run_dir / "attempts" / f"{number:04d}").write_text(text)
         if number < 3:
             end = f'end = "exited"\nexit_code = 1\ntime = {start + 3600}\nlaunched = true\n'
