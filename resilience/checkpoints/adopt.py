@@ -46,12 +46,14 @@ class Found:
         step: number of completed steps, from the name.
         why_not: why it is not complete, or not known to be; empty: it can be sealed.
         is_whole: whether it looks complete nevertheless: neither its files nor the tracker say that it is not.
+        is_sealed: whether it has a seal already, and no file has changed since.
     """
 
     name: str
     step: int
     why_not: str = ""
     is_whole: bool = True
+    is_sealed: bool = False
 
 
 class _Content(NamedTuple):
@@ -165,6 +167,25 @@ def judge(
         why = f"a file changed {when}: it may still be written (complete after {format_duration(QUIET_S)})"
         return Found(name, step, why, not partial)
     return Found(name, step, partial, not partial)
+
+
+def judge_named(store: StoreDirectory, name: str, step: int, tracker: str, tracked: int | None, now: float) -> Found:
+    """Return whether a checkpoint that a person names can be sealed, and why not; see `judge`. Raise OSError.
+
+    One that has a seal is not sealed again as it is: what was lost or changed since would count as good.
+    """
+    for one in store.checkpoints():
+        if not one.is_sealed or (one.name, one.step) != (name, step):
+            continue
+        with suppress(CheckpointError):  # a damaged seal says nothing
+            number = len(one.manifest().files)
+            why = _why_sealed(one)
+            if why is None:
+                return Found(name, step, is_sealed=True)
+            if why and number > 1:
+                why += f"; if it is complete nevertheless, remove its seal: {one.manifest_path}"
+                return Found(name, step, why, is_whole=False)
+    return judge(store, name, step, tracker, tracked, now)
 
 
 def seal(store: StoreDirectory, name: str, step: int, **fields: Any) -> Checkpoint:

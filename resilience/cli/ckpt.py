@@ -443,7 +443,7 @@ def adopt(
     or what has not changed for 5 min and is whole.
     """
     from resilience.base.files import exists
-    from resilience.checkpoints.adopt import find_new, judge, pattern_of, remove_orphans, tracked_step
+    from resilience.checkpoints.adopt import find_new, judge_named, pattern_of, remove_orphans, tracked_step
 
     names = names or []
     if bool(names) == new or (step is not None and len(names) != 1):
@@ -472,7 +472,7 @@ def adopt(
             steps = [_step_of(name, pattern) if step is None else step for name in bare]
             candidates = tuple(
                 # A tracker that names nothing is not asked: a person says that it is complete.
-                judge(found.store, name, step, tracker if tracked is not None else "", tracked, found.now)
+                judge_named(found.store, name, step, tracker if tracked is not None else "", tracked, found.now)
                 for name, step in zip(bare, steps, strict=True)
             )
         failed = [one for one in candidates if not _seal(found, one)]
@@ -488,6 +488,10 @@ def _seal(found: Opened, one: Found) -> bool:
     """Seal one checkpoint if it is complete, say so, and return whether it is sealed."""
     from resilience.checkpoints.adopt import seal
 
+    if one.is_sealed:
+        again = f"resil ckpt verify --deep {quoted(one.name)}"
+        print(f"{clean(one.name)} has a seal, and no file has changed since; to compare each byte: {again}")
+        return True
     if one.why_not:
         print(f"{clean(one.name)} is not sealed: {clean(one.why_not)}")
         return False

@@ -526,6 +526,27 @@ def test_adopt_new_seals_what_is_complete_and_waits_for_the_rest(shell: Shell) -
     assert StoreDirectory.open(old.parent).run() == "gpt"
 
 
+def test_adopt_by_hand_does_not_make_damage_good(shell: Shell) -> None:
+    """A seal says what was there: a new one over what is left would say that this is all."""
+    shell.settings(SETTINGS + TABLE + 'tracker = "latest"\n')
+    folder = shell.directory / "checkpoints" / "global_step200"
+    folder.mkdir(parents=True)
+    for name in ("mp_rank_00_model_states.pt", "a.bin", "b.bin"):
+        (folder / name).write_bytes(b"x" * 100)
+    (folder.parent / "latest").write_text("global_step200")
+    assert shell.resil("ckpt", "adopt", "--new").code == 0
+    said = shell.resil("ckpt", "adopt", "global_step200")
+    assert said.code == 0 and "has a seal" in said.out and "verify --deep" in said.out
+    (folder / "b.bin").unlink()
+    said = shell.resil("ckpt", "adopt", "global_step200")
+    assert said.code == 1 and "1 of 3 files changed after it was sealed" in said.out and "seals" in said.out
+    assert shell.resil("ckpt", "verify", "200").code == 1
+    (seal,) = (folder.parent / OWN / SEALS).iterdir()
+    seal.unlink()  # a person knows better
+    assert shell.resil("ckpt", "adopt", "global_step200").code == 0
+    assert shell.resil("ckpt", "verify", "200").code == 0
+
+
 def test_adopt_one_by_hand_needs_a_step_and_a_pause(shell: Shell) -> None:
     shell.settings(SETTINGS + TABLE)
     path = framework(shell, 500)
