@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
-from resilience.checkpoints.names import SEALS, Pattern
+from resilience.checkpoints.names import BAD, SEALS, Pattern
 from resilience.checkpoints.settings import CheckpointSettings
 from resilience.cli import ckpt_plan
 from resilience.cli.open_store import (
@@ -29,6 +29,7 @@ from resilience.cli.open_store import (
     complete_bad,
     configured_store,
     find,
+    find_bad,
     opened,
 )
 from resilience.cli.options import ConfigOption, JsonOption
@@ -81,8 +82,10 @@ def show(
     from resilience.cli.show_ckpt import show_checkpoint, show_set_aside
 
     with opened(store, config, name) as found:
-        if Path(name).name in found.store.bad():
-            show_set_aside(found.store, Path(name).name, as_json=as_json)
+        names = {word for one in found.store.checkpoints() for word in (one.name, str(one.step))}
+        is_there = Path(name).name in names and Path(name).parent.name != BAD
+        if not is_there and (bad := find_bad(found.store, name)):
+            show_set_aside(found.store, bad, as_json=as_json)
             return
         checkpoint = find(found.store, name)
         show_checkpoint(checkpoint, read_pins(found.store).get(checkpoint.name), found.now, as_json=as_json)
@@ -362,13 +365,10 @@ def restore(
     config: ConfigOption = None,
 ) -> None:
     """Take back a checkpoint that was set aside."""
-    from resilience.checkpoints.names import committed_name
     from resilience.checkpoints.quarantine import restore as take_back
 
     with opened(store, config, name) as found:
-        last = Path(name).name
-        by_step = committed_name(int(last)) if last.isdecimal() and len(last) < 19 else last
-        checkpoint = take_back(found.store, last if last in found.store.bad() else by_step)
+        checkpoint = take_back(found.store, find_bad(found.store, name) or Path(name).name)
         print(f"{clean(checkpoint.name)} is back: {clean(str(checkpoint.path))}")
         print(f"  to see whether it is good: resil ckpt verify --deep {quoted(checkpoint.name)}")
 

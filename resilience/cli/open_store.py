@@ -12,6 +12,7 @@ import typer
 
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.names import BAD
+from resilience.checkpoints.quarantine import reason
 from resilience.checkpoints.settings import CheckpointSettings, read_store_settings
 from resilience.cli.output import patience
 from resilience.errors import CheckpointError, ResilError, UsageError
@@ -165,6 +166,17 @@ NamesArgument = Annotated[
     ),
 ]  # fmt: skip
 WhyOption = Annotated[str, typer.Option("--why", "-m", metavar="TEXT", help="The reason, for other users.")]
+
+
+def find_bad(store: StoreDirectory, name: str) -> str:
+    """Return the name in `.bad/` of a name, step or path, the last one set aside of a step; empty if there is none.
+    Raise OSError."""
+    last, bad = Path(name).name, store.bad()
+    if last in bad or not (last.isascii() and last.isdecimal()):
+        return last if last in bad else ""
+    records = [(reason(store, one), one) for one in bad]
+    of_step = [(str(record.get("at")), one) for record, one in records if record.get("step") == int(last)]
+    return max(of_step, default=("", ""))[1]
 
 
 def find(store: StoreDirectory, name: str) -> Checkpoint:

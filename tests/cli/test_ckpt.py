@@ -442,6 +442,32 @@ def pruning(shell: Shell, more: str = "latest = 2\n") -> None:
     shell.settings(SETTINGS + TABLE + more)
 
 
+def test_one_that_was_set_aside_is_named_by_its_step_and_the_one_in_its_place_comes_first(
+    shell: Shell, store: StoreDirectory
+) -> None:
+    saved(store, 100, 200)
+    shell.resil("ckpt", "quarantine", "200", "--why", "the loss explodes")
+    assert "the loss explodes" in shell.resil("ckpt", "show", "200").out
+    (again,) = saved(store, 200)
+    for name in ("200", again.name, str(again.path)):
+        assert "the loss explodes" not in shell.resil("ckpt", "show", name).out
+    assert "the loss explodes" in shell.resil("ckpt", "show", f"{store.path}/.bad/{again.name}").out
+    said = shell.resil("ckpt", "restore", "200")
+    assert said.code == 1 and "exists" in said.err and "quarantine" in said.err
+    shell.resil("ckpt", "quarantine", "200", "--why", "worse")
+    assert shell.resil("ckpt", "restore", "200").code == 0 and "worse" not in shell.resil("ckpt", "list").out
+
+
+def test_one_of_a_framework_is_taken_back_by_its_step(shell: Shell) -> None:
+    shell.settings(SETTINGS + TABLE + 'pattern = "checkpoint-{step}"\nmanage = true\n')
+    (shell.directory / "checkpoints").mkdir()
+    (shell.directory / "checkpoints" / "checkpoint-400").write_bytes(b"x")
+    os.utime(shell.directory / "checkpoints" / "checkpoint-400", (1e9, 1e9))
+    for words in (("adopt", "checkpoint-400"), ("quarantine", "400"), ("show", "400"), ("restore", "400")):
+        assert shell.resil("ckpt", *words).code == 0, words
+    assert shell.resil("ckpt", "latest").out.endswith("/checkpoint-400\n")
+
+
 def test_prune_deletes_what_no_rule_keeps_and_a_dry_run_says_so_first(shell: Shell, store: StoreDirectory) -> None:
     checkpoints = saved(store, 100, 200, 300, 400)
     shell.resil("ckpt", "pin", "100")
