@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from contextlib import suppress
@@ -56,11 +57,16 @@ def set_aside(
         _copy(checkpoint.manifest_path, bad / f"{name}{SEAL}")
     try:
         os.rename(checkpoint.path, bad / name)
-    except FileNotFoundError:
-        for ending in (WHY, SEAL) if checkpoint.is_sealed else (WHY,):
+    except OSError as error:
+        for ending in (WHY, SEAL):
             with suppress(FileNotFoundError):
                 os.unlink(bad / f"{name}{ending}")
-        raise CheckpointError(f"{checkpoint.path} is gone", hint="resil ckpt list") from None
+        if isinstance(error, FileNotFoundError):
+            raise CheckpointError(f"{checkpoint.path} is gone", hint="resil ckpt list") from None
+        if error.errno == errno.EXDEV:
+            hint = f"make {bad} a directory of its own there, neither a mount nor a link"
+            raise CheckpointError(f"{bad} is not on the file system of {checkpoint.path}", hint=hint) from None
+        raise
     if checkpoint.is_sealed:  # a seal without its checkpoint is ignored
         with suppress(FileNotFoundError):
             os.unlink(checkpoint.manifest_path)

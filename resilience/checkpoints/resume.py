@@ -257,7 +257,8 @@ class Look:
             try:
                 place = f"was set aside as {set_aside(self._store, checkpoint, fault=fault, why=why)}"
             except (OSError, CheckpointError) as error:
-                place = f"is passed over; it cannot be set aside: {error}"
+                words = error.strerror if isinstance(error, OSError) else error
+                place = f"is passed over; it cannot be set aside: {words}"
         self._pass(name, why, f"the checkpoint {name} is bad and {place}: {why}")
 
     def _pass(self, name: str, why: str, text: str = "") -> None:
