@@ -42,8 +42,7 @@ RECORD = "checkpoints.json"
 """In the run directory: where the run's checkpoints are, and whether any was committed. A directory that is not mounted
 looks like a new one; with this record it is an error."""
 BACKGROUND_LOOK_S, END_S = 0.5, 2.0
-ALWAYS_KEPT = 2
-"""Retention never lets go of the newest two."""
+ALWAYS_KEPT = 2  # retention never lets go of the newest two
 
 
 class Store:
@@ -252,10 +251,8 @@ class Store:
         return find_new(self._directory, settings.pattern, settings.tracker, now=time.time(), began=self._began)
 
     def loaded(self, step: int) -> None:
-        """Note that this rank got past loading its checkpoint: so did the training, once every rank has.
-
-        Then what earlier attempts have left is deleted: one that saves only at its end has no time for that.
-        """
+        """Note that this rank got past loading its checkpoint: so did the training, once every rank has. Then prune: an
+        attempt that saves only at its end has no time for that."""
         ranks, key = self._ranks, f"loaded {self._looks}"
         if ranks is None or key == self._loaded:
             return
@@ -266,19 +263,17 @@ class Store:
             return
 
         def wait() -> None:
-            if was_loading:
-                while (answer := ranks.reported(key)) is None:
-                    if self._is_over.wait(BACKGROUND_LOOK_S):
-                        return
-                if not answer.faults:
-                    self._end_start(is_past_load=True)
-            if not self._is_reading:
-                self._prune(ranks)
+            while was_loading and (answer := ranks.reported(key)) is None:
+                if self._is_over.wait(BACKGROUND_LOOK_S):
+                    return
+            if was_loading and answer is not None and not answer.faults:
+                self._end_start(is_past_load=True)
 
         if ranks.world == 1:
             wait()
+            self._run_in_background(lambda: self._prune(ranks))
         else:
-            self._run_in_background(wait)
+            self._run_in_background(wait, lambda: self._prune(ranks))
 
     def ended(self, *, failed: bool) -> None:
         """End what runs in the background. A training that ended in order while loading did not die of it."""
@@ -414,7 +409,7 @@ class Store:
         from resilience.checkpoints.prune import start_prune
 
         directory = self._directory
-        if self._pruning is not None and self._pruning.is_alive():
+        if self._is_reading or self._is_over.is_set() or (self._pruning is not None and self._pruning.is_alive()):
             return
         try:
             if len(directory.checkpoints()) <= ALWAYS_KEPT and not directory.trash():
@@ -446,10 +441,15 @@ class Store:
                 )
             self._prune(ranks)
 
-        self._is_reading = True
         job = {"do": "verify", "store": str(self.path), "name": checkpoint.name, "with_parent": True}
-        fail = f"the rest of {checkpoint.name} was not verified"
-        self._await(Worker.start(job), say, lambda error: ranks.warn(f"{fail}: {error}"))
+
+        def fail(error: CheckpointError) -> None:
+            self._is_reading = False
+            ranks.warn(f"the rest of {checkpoint.name} was not verified: {error}")
+
+        worker = Worker.start(job)
+        self._is_reading = True
+        self._await(worker, say, fail)
 
     def _await(
         self, worker: Worker, say: Callable[[dict[str, Any]], None], fail: Callable[[CheckpointError], None]
@@ -468,8 +468,8 @@ class Store:
 
         return self._run_in_background(wait)
 
-    def _run_in_background(self, work: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=work, name="resil-store", daemon=True)
+    def _run_in_background(self, *works: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=lambda: [work() for work in works], name="resil-store", daemon=True)
         thread.start()
         self._background = [one for one in self._background if one.is_alive()] + [thread]
         return thread

@@ -20,8 +20,10 @@ from resilience.checkpoints import child, fence, worker
 from resilience.checkpoints.child import Worker
 from resilience.checkpoints.directory import StoreDirectory
 from resilience.errors import CheckpointError
+from tests.checkpoints.ranks import Launch, fails
 from tests.checkpoints.saves import RUN, listed, new_store, write_part
-from tests.lab.disks import fill, small_disk
+from tests.lab.disks import fill, needs_fuse, small_disk
+from tests.lab.hung import hung_directory
 from tests.lab.waiting import until
 
 MOST_BYTES = 32 * 2**20
@@ -142,6 +144,24 @@ def test_a_child_that_is_stopped_makes_nobody_wait_and_can_be_killed(store: Stor
             running.poll()
         until(lambda: not is_alive(running.pid), "its end")
     assert store.checkpoints() == [] and store.parts()
+
+
+@needs_fuse
+def test_a_commit_on_a_file_system_that_hangs_holds_up_the_child_and_not_the_training(tmp_path: Path) -> None:
+    launch = Launch(tmp_path / "ckpt")
+    launch.save(100)
+    (part,) = launch.parts(200)
+    part.written(None)
+    with hung_directory(tmp_path / "ckpt", over=True):
+        for _ in range(20):  # a look that waited for the disk would never end
+            assert not part.look()
+            time.sleep(0.02)
+        part.cut_off("not durable after 60 s")
+        assert fails(part) == ["not durable after 60 s"]
+    launch.end(failed=True)
+    after = Launch(tmp_path / "ckpt", attempt=2)
+    found = after.stores[0].latest()
+    assert found is not None and found.step == 100 and after.stores[0]._directory.parts() == []
 
 
 def test_children_that_were_killed_are_reaped_at_the_next_start(store: StoreDirectory) -> None:
