@@ -248,7 +248,7 @@ def decide(
     The optimum for the likely mean time between failures, but: saves take at most the share `overhead` of the time,
     unless the optimum is shorter for every MTBF that the failures leave possible; saves are not further ahead of the
     file system than `in_flight` of them, f >= T_w / (N q t) with q = 1 + overhead (PCcheck); and a failure costs at
-    most `redo_max_s` of work (0: no limit), as far as the file system allows.
+    most `redo_max_s` of work (0: no limit), as far as the file system allows and saves leave half of the time.
 
     Args:
         costs: None before a save was measured.
@@ -268,12 +268,15 @@ def decide(
     train_s = lowest[bound]
     hard = max(("in_flight", "step"), key=lambda name: lowest[name])
     most_s = redo_max_s - costs.durable_s - stall_s if redo_max_s else math.inf
-    is_kept = most_s >= lowest[hard]
+    least_s = max(lowest[hard], min(stall_s, train_s))
+    is_kept = most_s >= least_s
     if train_s > most_s:
-        bound, train_s = ("redo_max", most_s) if is_kept else (hard, lowest[hard])
+        bound, train_s = ("redo_max", most_s) if is_kept else (hard if least_s == lowest[hard] else "half", least_s)
     steps = 0
     if step_s:
-        up = {"overhead": math.ceil, "in_flight": math.ceil, "redo_max": math.floor}.get(bound, round)
+        up = {"overhead": math.ceil, "in_flight": math.ceil, "half": math.ceil, "redo_max": math.floor}.get(
+            bound, round
+        )
         steps = max(1, up(train_s / step_s))
         train_s = steps * step_s
     interval_s = max(train_s + stall_s, 1e-3)
@@ -282,7 +285,7 @@ def decide(
         reason += f"; redo_max of {format_duration(redo_max_s)} cannot be kept"
     if current_s is not None and _is_alike(current_s, interval_s):
         current_train_s = current_s - stall_s
-        if lowest[hard] <= current_train_s * (1 + 1e-9) and (current_train_s <= most_s or not is_kept):
+        if least_s <= current_train_s * (1 + 1e-9) and (current_train_s <= most_s or not is_kept):
             interval_s, steps = current_s, max(1, round(current_train_s / step_s)) if step_s else 0
     return Cadence(interval_s=interval_s, steps=steps, bound=bound, reason=reason)
 
@@ -308,6 +311,8 @@ def _reason(bound: str, costs: Costs, mtbf: Mtbf, overhead: float, redo_max_s: f
         return f"a save takes {durable} until it is durable, and at most {costs.in_flight} may be in flight"
     if bound == "redo_max":
         return f"redo_max allows {format_duration(redo_max_s)}, and a save takes {durable} until it is durable"
+    if bound == "half":
+        return f"a save stalls the training for {stall}: at most half of the time"
     return "a save is cheaper than a step: one at each"
 
 

@@ -155,7 +155,8 @@ def test_saves_wait_for_the_file_system() -> None:
 
 
 @pytest.mark.parametrize(
-    ("redo_max_s", "interval_s", "bound"), [(900.0, 840.0, "redo_max"), (70.0, 60 / 1.035, "in_flight")]
+    ("redo_max_s", "interval_s", "bound"),
+    [(900.0, 840.0, "redo_max"), (120.0, 60.0, "redo_max"), (119.0, 60.0, "half"), (70.0, 60.0, "half")],
 )
 def test_the_work_that_a_failure_may_destroy_is_kept_as_far_as_the_file_system_allows(
     redo_max_s: float, interval_s: float, bound: str
@@ -163,6 +164,8 @@ def test_the_work_that_a_failure_may_destroy_is_kept_as_far_as_the_file_system_a
     cadence = decide(costs(30.0, 60.0), known_mtbf(30 * DAY), redo_max_s=redo_max_s)
     assert cadence.bound == bound and cadence.interval_s == pytest.approx(interval_s)
     assert ("cannot be kept" in cadence.reason) == (bound != "redo_max")
+    slow = decide(costs(1.0, 60.0), known_mtbf(30 * DAY), redo_max_s=redo_max_s / 2)
+    assert slow.bound == ("in_flight" if redo_max_s < 240 else "redo_max")
     if bound == "redo_max":
         assert loss_of(cadence.interval_s, costs(30.0, 60.0), DAY).most_redo_s <= redo_max_s
 
@@ -174,12 +177,13 @@ def test_the_work_that_a_failure_may_destroy_is_kept_as_far_as_the_file_system_a
         (costs(0.0, 100.0, step_s=10.0), 0.0, 10, "in_flight"),  # 96.6 s: up
         (costs(1.0, step_s=10.0), 28.0, 2, "redo_max"),  # 26 s: down
         (costs(0.0, step_s=10.0), 0.0, 1, "step"),
+        (costs(60.0, step_s=2.0), 100.0, 30, "half"),  # one at each step would take 97 % of the time
     ],
 )
 def test_intervals_are_whole_steps_on_the_safe_side(cost: Costs, redo_max_s: float, steps: int, bound: str) -> None:
     cadence = decide(cost, NONE_YET, redo_max_s=redo_max_s)
     assert (cadence.steps, cadence.bound) == (steps, bound)
-    assert cadence.interval_s == steps * 10.0 + cost.stall_s
+    assert cadence.interval_s == steps * cost.step_s + cost.stall_s
 
 
 def test_the_interval_follows_the_cost_both_ways_and_ignores_noise() -> None:
