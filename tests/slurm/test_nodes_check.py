@@ -26,7 +26,7 @@ beat_s = 1
 array = "{array}"
 [nodes]
 preflight = {preflight}
-mounts = ["{scratch}"]
+mounts = ["{scratch}", "{scratch}-data"]
 rules = {{"compute.compute_s" = "> 1000%", "mounts.*" = "< -95%"}} # the nodes share two busy cores and a disk
 [sbatch]
 time = "10"
@@ -47,25 +47,31 @@ if os.environ.get("SLURMD_NODENAME") == "n4" :
 
 @pytest.fixture
 def scratch(cluster: Cluster) -> Iterator[Path]:
-    """A directory that is a file system of its own on n1 and n3, full on n3, where slurmd has its own mounts."""
-    path = cluster.shared / "scratch"
-    path.mkdir(exist_ok=True)
-    path.chmod(0o1777)
-    yield path
+    """Two directories, scratch and scratch-data, that can be file systems of their own on single nodes."""
+    paths = (cluster.shared / "scratch", cluster.shared / "scratch-data")
+    for path in paths:
+        path.mkdir(exist_ok=True)
+        path.chmod(0o1777)
+    yield paths[0]
     for node in cluster.nodes:
-        subprocess.run([*inside(cluster, node), "umount", "-l", path], stderr=subprocess.DEVNULL)
+        subprocess.run([*inside(cluster, node), "umount", "-l", *paths], stderr=subprocess.DEVNULL)
 
 
 def inside(cluster: Cluster, node: str) -> list[str]:
     return ["nsenter", "--mount", "--target", str(cluster.daemon(node).pid)]
 
 
-def fill(cluster: Cluster, node: str, path: Path) -> None:
-    """Mount a file system of one node there, and fill it."""
+def mount(cluster: Cluster, node: str, path: Path, size: str) -> None:
+    """Mount a file system there on one node."""
     if cluster.proctrack != "cgroup":
         pytest.skip("the nodes share their mounts here")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1M,mode=1777", "tmpfs", str(path)]
-    subprocess.run([*inside(cluster, node), *mount], check=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=1777", "tmpfs", str(path)]
+    subprocess.run([*inside(cluster, node), *command], check=True)
+
+
+def fill(cluster: Cluster, node: str, path: Path) -> None:
+    """Mount a small file system of one node there, and fill it."""
+    mount(cluster, node, path, "1M")
     subprocess.run(
         [*inside(cluster, node), "dd", "if=/dev/zero", f"of={path}/left", "bs=1M"], stderr=subprocess.DEVNULL
     )
@@ -99,11 +105,15 @@ def test_each_planted_fault_is_named_with_its_node(cluster: Cluster, scratch: Pa
     assert {one["outcome"] for one in nodes.values()} == {"PASS"}, {host: why(one) for host, one in nodes.items()}
 
     fill(cluster, "n3", scratch)
+    data = scratch.with_name("scratch-data")
+    for node in ("n1", "n3", "n4"):
+        mount(cluster, node, data, "16M")
     run.write("plant/sitecustomize.py", PLANT)
     nodes = found(run, PYTHONPATH=str(run.project / "plant"))
     said = {host: why(one) for host, one in nodes.items()}
     assert nodes["n1"]["outcome"] == "PASS", said
     assert "ahead is" in said["n2"] and "ahead of server is" in said["n2"], said
+    assert f"{data} is on " in said["n2"] and f"on 3 nodes: tmpfs, mounted at {data}" in said["n2"], said
     assert f"{scratch}: No space left on device" in said["n3"], said
     assert "$NCCL_DEBUG is set here only" in said["n4"], said
     assert "MB/s is normal" in said["n4"], said
