@@ -37,6 +37,9 @@ PIPE_GRACE_S = 0.5
 """Time to wait for the end of the output after the program has ended: a background process may keep the pipe
 open."""
 
+SAY_S = 3.0
+"""Longest wait for a program to read: for a thousand nodes, a line is longer than a pipe is wide."""
+
 OUTPUT_LIMIT_BYTES = 512 * 2**20
 """Maximum size of the output: a queue of a million jobs is about 200 MB."""
 
@@ -210,11 +213,16 @@ class Conversation:
         return _text(self._errors).strip()
 
     def say(self, line: str) -> None:
-        """Write a line, short enough for the pipe. A program that has ended does not hear it."""
+        """Write a line. A program that has ended, or does not read for SAY_S, does not hear it."""
         assert self._process.stdin is not None
+        number, rest = self._process.stdin.fileno(), line.encode("utf-8", "surrogateescape") + b"\n"
+        os.set_blocking(number, False)
+        room, end = select.poll(), time.monotonic() + SAY_S
+        room.register(number, select.POLLOUT)
         with contextlib.suppress(OSError):
-            self._process.stdin.write(line.encode("utf-8", "surrogateescape") + b"\n")
-            self._process.stdin.flush()
+            while rest and (left_s := end - time.monotonic()) > 0:
+                if room.poll(1000 * left_s):
+                    rest = rest[os.write(number, rest) :]
 
     def hear(self, timeout_s: float) -> Iterator[str]:
         """Yield lines as they arrive, until the program ends or `timeout_s` has passed; may be called again."""

@@ -386,6 +386,17 @@ def test_lines_go_both_ways_and_the_program_ends_with_the_conversation() -> None
         os.kill(pid, 0)
 
 
+def test_a_line_longer_than_a_pipe_arrives_and_a_program_that_does_not_read_delays_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Conversation(["/bin/sh", "-c", "head -n 1 | wc -c"], timeout_s=SLACK_S) as program:
+        program.say("x" * 2**20)
+        assert next(program.hear(SLACK_S)).strip() == str(2**20 + 1)
+    monkeypatch.setattr("resilience.system.process.SAY_S", 0.1)
+    with Conversation(["/bin/sleep", "600"], timeout_s=SLACK_S) as program:
+        program.say("x" * 2**20)
+
+
 def test_a_program_that_ends_ends_the_hearing_and_does_not_mind_what_is_said() -> None:
     with Conversation(["/bin/sh", "-c", "echo part; printf rest"], timeout_s=SLACK_S) as program:
         assert list(program.hear(SLACK_S)) == ["part"], "the rest is no line"
