@@ -145,6 +145,15 @@ def said(nvml: RecordedNvml, given: int = 0) -> list[tuple[Outcome, str]]:
     return [(fault.outcome, fault.why) for fault in gpu.judge(reading, Expected(directory="/"))]
 
 
+def test_the_stand_in_has_what_nvml_has() -> None:
+    import pynvml
+
+    names = [name for name in dir(RecordedNvml) if name.startswith(("nvml", "NVML"))]
+    assert len(names) > 15 and not [name for name in names if not hasattr(pynvml, name)]
+    assert RecordedNvml.NVML_ERROR_NO_PERMISSION == pynvml.NVML_ERROR_NO_PERMISSION
+    assert pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION).value == pynvml.NVML_ERROR_NO_PERMISSION
+
+
 def test_what_real_gpus_said_is_read() -> None:
     reading = gpu.read_gpus(RecordedNvml("h100"))
     assert reading["gpus"][0] == H100 | {"slowed": 0x1, "temperature_c": reading["gpus"][0]["temperature_c"]}
