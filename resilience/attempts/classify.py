@@ -30,8 +30,11 @@ LAST_WORDS = 60
 SURVIVED_STEPS = 3
 """A line was survived if the log shows this many different steps after it."""
 OOM_ADVICE = "request more memory (--mem), or fewer DataLoader workers"
-_QUOTES = ("resil: the breaker ", "resil: an earlier attempt was stopped")
-"""In lines of the batch shell and of the guard that quote the cause of an earlier attempt."""
+_QUOTES = ("resil: the breaker ", "resil: an earlier attempt was stopped", "resil: nodes: ")
+"""In lines of the batch shell and of the guard that quote the cause of an earlier attempt, or what is wrong with a
+node: a disk that is full on one node is no reason to hold the jobs that run elsewhere."""
+CHECK_FAILED = "the check before the start failed"
+"""Begins the reason of an attempt that ended before its launch, because of a node (cli/preflight.py)."""
 ASKED_FOR = "the watchdog asked because of "
 """Begins the reason of a stop that a watchdog requested for a class of failures (acting.py)."""
 _ASKED_FOR = re.compile(rf"\b{ASKED_FOR}(\w+): ")
@@ -133,6 +136,7 @@ class Evidence:
         elastic: exception of the first failing rank, from torchelastic's error file.
         hang_why: why its ranks hung, if a watchdog ended it because of that; `hang_rank` and `hang_host` are the odd
             rank.
+        checked_why: which nodes failed the check before the launch, if it ended because of that.
         is_restarted: whether SLURM has started the job again.
         log: end of the log.
     """
@@ -150,6 +154,7 @@ class Evidence:
     hang_why: str = ""
     hang_rank: int | None = None
     hang_host: str = ""
+    checked_why: str = ""
     is_restarted: bool = False
     log: str = ""
 
@@ -200,6 +205,8 @@ def classify(evidence: Evidence) -> Failure:
         why = f"a watchdog ended it because it hung: {evidence.hang_why}"
         hung = _plain(FailureClass.COLLECTIVE_TIMEOUT, Confidence.CERTAIN, why)
         return replace(hung, rank=evidence.hang_rank, host=evidence.hang_host)
+    if evidence.checked_why:  # of no class: another node heals it, and it counts as any failure
+        return _plain(FailureClass.UNKNOWN, Confidence.CERTAIN, evidence.checked_why)
     reading = _read(evidence.log)
     decided = next((one for one in reading.matches if one.rule.decides), None)
     if evidence.end is AttemptEnd.STOPPED and (decided is None or decided.rule.failure in _FROM_OUTSIDE):

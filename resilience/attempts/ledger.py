@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilience import layout
-from resilience.attempts.classify import Evidence, classify
+from resilience.attempts.classify import CHECK_FAILED, Evidence, classify
 from resilience.attempts.error_files import first_error
 from resilience.attempts.failure import Failure, FailureClass
 from resilience.errors import ResilError, StateDirectoryError
@@ -331,6 +331,7 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
         hang_why=str(hang.get("why", "")),
         hang_rank=hang.get("rank"),
         hang_host=str(hang.get("host", "")),
+        checked_why=attempt.why if attempt.end is AttemptEnd.EXITED and attempt.why.startswith(CHECK_FAILED) else "",
         ruined_why=ruined_why,
         ruined_step=ruined_step,
         end=attempt.end,

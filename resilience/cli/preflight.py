@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilience.attempts.classify import CHECK_FAILED
 from resilience.attempts.elsewhere import avoid
 from resilience.attempts.never_dry import keep_queued
 from resilience.errors import EX_TEMPFAIL, ResilError
@@ -50,7 +51,7 @@ def main(run: str, config: str = "") -> int:
         elif not project.loaded.settings.act.enabled:
             print(f"it would go on without {fold(bad)}; to let it: enabled = true under [act]")
         elif jobs := _without(project, directory, bad):
-            print(f"the check before the start failed; job {', '.join(jobs)} will run without {fold(bad)}"
+            print(f"{CHECK_FAILED}; job {', '.join(jobs)} will run without {fold(bad)}"
                   f" ({_reasons(bad)})")  # fmt: skip
             return EX_TEMPFAIL
         else:

@@ -28,7 +28,7 @@ from resilience.runs.breaker_file import read_breaker
 from resilience.runs.submit import perform, prepare
 from resilience.runs.submit_plan import SubmitRequest
 from tests.attempts.test_acting import DISK, ENABLED, NETWORK, Run
-from tests.lab.fakes import DOWN
+from tests.lab.fakes import DOWN, NOW
 
 GPU = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
 HOSTS = ("n7", "n8", "n9")
@@ -321,6 +321,25 @@ def test_evidence_that_cannot_be_read_takes_nothing_back_and_stops_no_breaker(ru
     assert run.act() == "" and excluded(run) == {"50": "n7"}
     run.fails(DISK, node="n8")
     assert "held job 50" in run.act() and excluded(run) == {"50": "n7"}
+
+
+def test_a_disk_that_is_full_on_one_node_holds_no_job_that_runs_elsewhere(run: Run) -> None:
+    """What the check before the launch found is no failure of the training that no restart heals."""
+    why = (
+        "the check before the start failed; job 50 will run without n7 (n7: mounts: /scratch: No space left on device)"
+    )
+    for count in (1, 2, 3):
+        run.fails("resil: nodes: FAIL n7: mounts: /scratch: No space left on device\n", node=f"n{6 + count}")
+        end = run.directory.path / "attempts" / f"{count:04d}.end"
+        end.write_text(f'end = "exited"\nexit_code = 75\ntime = {NOW - 1}\nwhy = "{why}"\n')
+        said = run.act()
+        assert ("opens: 3 attempts in a row" in said) == (count == 3), "and it is bounded"
+    assert "disk full" not in said and f"the last: unknown (attempt 3): {why[:30]}" in said
+
+
+def test_a_warning_of_the_check_is_no_cause_of_a_later_failure(run: Run) -> None:
+    run.fails("resil: nodes: WARN n7: gpu: No space left on device\nValueError: bad shape\n", node="n7")
+    assert "disk full" not in run.act()
 
 
 def test_a_node_that_failed_a_check_is_given_back_with_its_evidence(run: Run) -> None:
