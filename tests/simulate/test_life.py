@@ -104,6 +104,21 @@ def test_a_failure_during_a_restart_or_without_a_job_destroys_no_step() -> None:
     assert starting.restart_s == pytest.approx(400.0)
 
 
+@pytest.mark.parametrize(
+    ("last_save", "redone_s"),
+    [
+        (300 + 3 * 1820 + 500, 500.0),  # 500 s of steps after the third save
+        (300 + 3 * 1820 - 10, 0.0),  # in the stall of the third save, which is durable in time
+    ],
+)
+def test_a_failure_while_the_last_save_of_a_job_is_not_durable(last_save: float, redone_s: float) -> None:
+    scenario = Scenario(
+        work_s=DAY_S, nodes=4, costs=replace(COSTS, durable_s=120.0), every=EVERY, walltime_s=last_save + 120,
+        policy=BREAKER, source=trace(Failure(last_save + 115, FailureClass.NODE_FAILURE)),
+    )  # fmt: skip
+    assert live(scenario, "1", until_s=last_save + 116).redone_s == pytest.approx(redone_s)
+
+
 def test_a_spare_replaces_a_node_without_another_wait_and_no_other_failure() -> None:
     scenario = Scenario(
         work_s=DAY_S, nodes=4, costs=COSTS, every=EVERY, queue_s=(HOUR,), spares=1, policy=BREAKER,
@@ -159,6 +174,19 @@ def test_a_bad_node_is_left_out_after_two_witnesses_and_not_without_a_breaker() 
     with_breaker = crash_loop(FailureClass.GPU_FAULT, BREAKER, "n2", lasts_s=20 * HOUR)
     assert with_breaker.burnt == 1, "the second witness made no progress; the third attempt has another node"
     assert crash_loop(FailureClass.GPU_FAULT, NO_BREAKER, "n2", lasts_s=20 * HOUR).burnt > 100
+
+
+def test_a_node_that_two_failures_name_within_a_day_is_left_out_until_an_attempt_ends_a_day_later() -> None:
+    of_node = [Failure(hour * HOUR, FailureClass.GPU_FAULT, "n2") for hour in (3, 6, 8, 40, 43)]
+    others = [Failure(hour * HOUR, FailureClass.NETWORK) for hour in (5, 41)]
+    scenario = Scenario(
+        work_s=60 * HOUR, nodes=4, costs=COSTS, every=EVERY, source=trace(*sorted(of_node + others)), policy=BREAKER
+    )
+    for is_always_asked in (False, True):
+        found = live(scenario, "1", is_always_asked=is_always_asked)
+        assert found.attempts == 6, "hit at 3, 5, 6, 41 and 43: at 8 and 40 it runs elsewhere"
+    far = trace(*(Failure(hour * HOUR, FailureClass.GPU_FAULT, "n2") for hour in (3, 30, 32)))
+    assert live(replace(scenario, source=far), "1").attempts == 4
 
 
 def test_what_the_scheduler_knows_is_waited_for_and_burns_nothing() -> None:
