@@ -99,7 +99,7 @@ def _inputs(answer: Answer) -> Iterator[tuple[str, str, str]]:
     jobs = f"{policy.keep_queued} kept queued" if policy.keep_queued else f"{scenario.array} at a time, by a person"
     opens = f"opens after {plural(policy.failures, 'failure')}" if policy.failures else "never opens"
     rows = {
-        "failures": ("GPUs that come and go" if answer.replay else rate, "source"),
+        "failures": ("GPUs that come and go" if answer.replay else rate, "failures"),
         "stall": (_time(costs.stall_s), "stall_s"),
         "durable": (_time(costs.durable_s), "durable_s"),
         "restart": (_time(costs.restart_s), "restart_s"),

@@ -146,10 +146,10 @@ def _source(found: Found, name: str, rate: float | None, gpus_per_node: int) -> 
     from resilience.simulate.scenario import Rate, Rates
 
     if rate is not None:
-        found.add("source", "", "given")
+        found.add("failures", "", "given")
         return Rates((Rate(FailureClass.NODE_FAILURE, rate),) if rate else ())
     if name in BUNDLED:
-        found.add("source", name, BUNDLED[name])
+        found.add("failures", name, BUNDLED[name])
         return bundled(name)
     if not name:
         return None
@@ -162,7 +162,7 @@ def _source(found: Found, name: str, rate: float | None, gpus_per_node: int) -> 
         raise explain_os_error(error, "read", path) from error
     if text is None:
         raise UsageError(f"there is no file {name}", hint=f"one of {', '.join(BUNDLED)}, or the path of a CSV")
-    found.add("source", name, name)
+    found.add("failures", name, name)
     return parse_failures(text[0].decode("utf-8", "replace"), name, gpus_per_node)
 
 
@@ -193,7 +193,7 @@ def _look(found: Found, config: Path | None, run: str) -> Trace | Rates:
     found.add("keep_queued", max(policy.keep_queued if policy.enabled else 0, policy.requeue), enabled)
     found.add("policy", policy, "[act]")
     trace = trace_of_ledger(rows, now, policy)
-    found.add("source", "", f"{ledger}, replayed from random places" if trace and trace.failures else ledger)
+    found.add("failures", "", f"{ledger}, replayed from random places" if trace and trace.failures else ledger)
     return trace or Rates()
 
 

@@ -111,7 +111,6 @@ class _Run:
         self.observed_s, self.failures, self.interval_s = 0.0, 0, scenario.every.seconds
         self.shortest_s = max(costs.stall_s + max(costs.step_s, 1e-3), costs.durable_s / costs.in_flight)
         self.tasks = scenario.array
-        self.is_kept_queued = bool(scenario.policy.keep_queued or scenario.policy.requeue)
 
     def live(self) -> Life:
         given, life = self.given, self.life
@@ -138,7 +137,7 @@ class _Run:
     def _wait(self, horizon_s: float) -> None:
         """Wait for the next job, and for a person if none is queued."""
         given = self.given
-        if not self.tasks and not self.is_kept_queued:
+        if not self.tasks and not given.policy.keep_queued:
             self._hold(self.now + given.person_s, horizon_s)
             self.tasks = given.array
         self.tasks = max(0, self.tasks - 1)

@@ -140,7 +140,6 @@ def test_an_array_that_is_used_up_waits_for_a_person_unless_jobs_are_kept_queued
     dry = live(scenario, "1")
     assert dry.held_s == pytest.approx(9 * HOUR)
     assert live(replace(scenario, policy=ActSettings(keep_queued=1)), "1").held_s == 0.0
-    assert live(replace(scenario, policy=ActSettings(requeue=True)), "1").held_s == 0.0
 
 
 # ---- causes that last, and the breaker ------------------------------------------------------------------------------
