@@ -37,8 +37,9 @@ class Answer:
     @property
     def title(self) -> str:
         run = f"{clean(self.found.run)}: " if self.found.run else ""
-        nodes = plural(self.scenario.nodes, "node")
-        return f"{run}{format_duration(round(self.scenario.work_s))} of training on {nodes}"
+        nodes, gpus = self.scenario.nodes, self.scenario.nodes * self.scenario.gpus_per_node
+        where = f"{plural(nodes, 'node')} ({plural(gpus, 'GPU')})"
+        return f"{run}{format_duration(round(self.scenario.work_s))} of training on {where}"
 
 
 @contextmanager
@@ -112,7 +113,7 @@ def _inputs(answer: Answer) -> Iterator[tuple[str, str, str]]:
         "person": (f"acts after {_time(scenario.person_s)}", ""),
     }
     for name, (text, source) in rows.items():
-        if not (answer.sweep == name and name != "breaker"):
+        if name != answer.sweep:
             yield name, text, clean(answer.found.sources.get(source, ""))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from resilience.cli.show_simulation import counting
 from resilience.job import JobState
 from tests.lab.shell import SETTINGS, Shell, make_shell
 
@@ -28,7 +31,7 @@ def test_numbers_given_by_hand_need_no_project_and_give_the_whole_screen(
     monkeypatch.chdir(tmp_path / "empty")
     said = shell.resil("simulate", *ALONE, *FEW, "--queue-h", "2", "--seed", "7")
     assert said.code == 0 and len(said.out.splitlines()) <= 25
-    assert said.out.startswith("5 d of training on 128 nodes, 20 lives, seed 7\n")
+    assert said.out.startswith("5 d of training on 128 nodes (1,024 GPUs), 20 lives, seed 7\n")
     for text in ("Meta's RSC-1, 6.50 in 1,000 node-days", "ETTR with nodes", "days to finish", "GPU hours lost",
                  "jobs burnt", "of the time: trained", "Meta's E[ETTR]", "assumed"):  # fmt: skip
         assert text in said.out, text
@@ -46,12 +49,18 @@ def test_the_same_seed_says_the_same_and_the_numbers_are_those_of_the_screen(she
     assert first["formulas"]["daly"] == pytest.approx(outcome["ettr_running"]["mean"], abs=0.01)
 
 
+def test_the_how_to_shows_what_it_says(shell: Shell) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "ask-what-would-have-happened.md").read_text()
+    command, _, output = text.partition("$ resil ")[2].partition("```")[0].partition("\n")
+    assert shell.resil(*command.split()).out == output
+
+
 def test_a_sweep_is_a_table_with_auto_and_a_picture(shell: Shell, tmp_path: Path) -> None:
     picture = tmp_path / "sweep.svg"
     said = shell.resil("simulate", *ALONE, *FEW, "--sweep", "interval", "--svg", str(picture))
     rows = said.out.split("INTERVAL")[1].splitlines()[1:]
     assert len(rows) == 10 and sum(row.startswith(">") for row in rows) == 1 and "auto" in rows[0]
-    assert "5 d of training on 128 nodes: interval" in picture.read_text()
+    assert "5 d of training on 128 nodes (1,024 GPUs): interval" in picture.read_text()
     found = shell.resil("simulate", *ALONE, *FEW, "--sweep", "spares", "--json").json
     assert [one["name"] for one in found["points"]] == ["0", "1", "2", "4", "8"] and found["outcome"] is None
 
@@ -109,6 +118,27 @@ def test_questions_that_mean_nothing_are_refused(shell: Shell, words: tuple[str,
 def test_extreme_numbers_give_an_answer(shell: Shell, words: tuple[str, ...]) -> None:
     said = shell.resil("simulate", "--nodes", "2", "--stall-s", "5", "--days", "1", "--lives", "1", *words)
     assert said.code == 0 and "of the time: trained" in said.out, said.err
+
+
+def test_long_work_is_counted_on_a_terminal_and_short_or_redirected_work_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def said(terminal: io.StringIO, seconds: float) -> str:
+        monkeypatch.setattr("sys.stderr", terminal)
+        times = itertools.count(0.0, seconds)
+        monkeypatch.setattr("time.monotonic", lambda: next(times))
+        with counting(300) as tick:
+            for _ in range(300):
+                tick()
+        return terminal.getvalue()
+
+    assert said(Terminal(), 0.001) == "" == said(io.StringIO(), 0.1)
+    shown = said(Terminal(), 0.1)
+    assert "of 300 lives\x1b[K\rsimulated " in shown and shown.endswith("\r\x1b[K")
 
 
 # ---- of a run -------------------------------------------------------------------------------------------------------
