@@ -262,7 +262,7 @@ def _show(found: Found, known: Known, report: Plan) -> None:
     cadence = report.cadence
     is_set = not known.every.is_auto and report.interval_s != cadence.interval_s
     if is_set:
-        print(f"{found.sources['every']}: {_seconds(report.interval_s)}; auto would save every {_cadence(cadence)}")
+        print(f"{found.sources['every']}: {seconds_text(report.interval_s)}; auto would save every {_cadence(cadence)}")
     else:
         print(f"save every {paint(_cadence(cadence), 'bold')}")
     print(f"  {cadence.reason}")
@@ -282,18 +282,18 @@ def _show(found: Found, known: Known, report: Plan) -> None:
 
 
 def _cadence(cadence: Any) -> str:
-    return _seconds(cadence.interval_s) + (f" ({plural(cadence.steps, 'step')})" if cadence.steps else "")
+    return seconds_text(cadence.interval_s) + (f" ({plural(cadence.steps, 'step')})" if cadence.steps else "")
 
 
 def _inputs(found: Found, known: Known) -> Iterator[tuple[str, str, str]]:
     costs, sources = known.costs, found.sources
-    yield "stall", _seconds(costs.stall_s), sources["stall_s"]
-    yield "durable", _seconds(costs.durable_s), sources["durable_s"]
+    yield "stall", seconds_text(costs.stall_s), sources["stall_s"]
+    yield "durable", seconds_text(costs.durable_s), sources["durable_s"]
     for name, seconds in (("step", costs.step_s), ("restart", costs.restart_s)):
-        yield name, _seconds(seconds) if seconds else "unknown", sources.get(f"{name}_s", "")
+        yield name, seconds_text(seconds) if seconds else "unknown", sources.get(f"{name}_s", "")
     yield "failures", str(known.mtbf).removeprefix("failures are "), sources["mtbf"]
     if known.redo_max_s:
-        yield "redo_max", _seconds(known.redo_max_s), sources["redo_max_s"]
+        yield "redo_max", seconds_text(known.redo_max_s), sources["redo_max_s"]
     for kind in ("bytes", "inodes"):
         if kind in known.size:
             yield "checkpoint", _amount(known.size[kind], kind), clean(sources[kind])
@@ -304,17 +304,19 @@ def _row(choice: Choice, mtbf: Mtbf) -> tuple[str, ...]:
     if mtbf.likely_s <= 0:
         lost = bounds = ""
     elif mtbf.estimate_s is None:
-        lost, bounds = f"at most {_percent(loss.lost)}", ""
+        lost, bounds = f"at most {percent_text(loss.lost)}", ""
     else:
-        lost = _percent(loss.lost)
-        bounds = "" if mtbf.failures is None else f"{_percent(choice.best.lost)} to {_percent(choice.worst.lost)}"
+        lost = percent_text(loss.lost)
+        bounds = (
+            "" if mtbf.failures is None else f"{percent_text(choice.best.lost)} to {percent_text(choice.worst.lost)}"
+        )
     return (
         ">" if choice.is_chosen else "",
-        _seconds(choice.interval_s),
+        seconds_text(choice.interval_s),
         f"{choice.steps:,}" if choice.steps else "",
-        _percent(loss.overhead),
-        _seconds(loss.redo_s),
-        _seconds(loss.most_redo_s),
+        percent_text(loss.overhead),
+        seconds_text(loss.redo_s),
+        seconds_text(loss.most_redo_s),
         lost,
         bounds,
     )
@@ -322,10 +324,10 @@ def _row(choice: Choice, mtbf: Mtbf) -> tuple[str, ...]:
 
 def _notes(found: Found, known: Known, report: Plan) -> Iterator[str]:
     if report.next_s is not None or report.is_late is not None:
-        when = "now" if not report.next_s else f"in {_seconds(report.next_s)}"
-        end = "" if known.left_s is None else f", and the job ends in {_seconds(known.left_s)}"
+        when = "now" if not report.next_s else f"in {seconds_text(report.next_s)}"
+        end = "" if known.left_s is None else f", and the job ends in {seconds_text(known.left_s)}"
         late = paint(": too late", "red") if report.is_late else ""
-        yield f"the next save is due {when}, takes {_seconds(known.costs.durable_s)}{end}{late}"
+        yield f"the next save is due {when}, takes {seconds_text(known.costs.durable_s)}{end}{late}"
     for fit in report.fits:
         kind = fit.room.kind
         verdict = "all fit"
@@ -341,9 +343,11 @@ def _amount(count: float, kind: str) -> str:
     return format_bytes(count) if kind == "bytes" else f"{count:,.0f} inodes"
 
 
-def _percent(share: float) -> str:
+def percent_text(share: float) -> str:
+    """Return a share as `3.5 %`."""
     return f"{100 * share:.1f} %"
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """Return a duration for people; infinity is `never`."""
     return format_duration(round(seconds, 1) if seconds < 10 else round(seconds)) if math.isfinite(seconds) else "never"

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from resilience.cli.ckpt_plan import Found, percent_text, seconds_text
 from resilience.cli.output import chosen, clean, paint, print_table
 from resilience.messages import plural
 from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
-    from resilience.cli.ckpt_plan import Found
     from resilience.simulate.outcome import Band, Formulas, Outcome, Point, Replay
     from resilience.simulate.scenario import Scenario
 
@@ -101,16 +101,16 @@ def _inputs(answer: Answer) -> Iterator[tuple[str, str, str]]:
     opens = f"opens after {plural(policy.failures, 'failure')}" if policy.failures else "never opens"
     rows = {
         "failures": ("GPUs that come and go" if answer.replay else rate, "failures"),
-        "stall": (_time(costs.stall_s), "stall_s"),
-        "durable": (_time(costs.durable_s), "durable_s"),
-        "restart": (_time(costs.restart_s), "restart_s"),
-        "interval": ("auto" if scenario.every.is_auto else _time(scenario.every.seconds), "every"),
-        "queue": (f"{_time(scenario.mean_wait_s)} on average", "queue_s"),
-        "time limit": (_time(scenario.walltime_s).replace("never", "none"), "walltime_s"),
+        "stall": (seconds_text(costs.stall_s), "stall_s"),
+        "durable": (seconds_text(costs.durable_s), "durable_s"),
+        "restart": (seconds_text(costs.restart_s), "restart_s"),
+        "interval": ("auto" if scenario.every.is_auto else seconds_text(scenario.every.seconds), "every"),
+        "queue": (f"{seconds_text(scenario.mean_wait_s)} on average", "queue_s"),
+        "time limit": (seconds_text(scenario.walltime_s).replace("never", "none"), "walltime_s"),
         "spares": (str(scenario.spares), "spares"),
         "breaker": (opens, "breaker"),
         "jobs": (jobs, "keep_queued"),
-        "person": (f"acts after {_time(scenario.person_s)}", ""),
+        "person": (f"acts after {seconds_text(scenario.person_s)}", ""),
     }
     for name, (text, source) in rows.items():
         if name != answer.sweep:
@@ -119,8 +119,8 @@ def _inputs(answer: Answer) -> Iterator[tuple[str, str, str]]:
 
 def _show_outcome(scenario: Scenario, outcome: Outcome, formulas: Formulas | None) -> None:
     rows: tuple[tuple[str, Band, Callable[[float], str]], ...] = (
-        ("ETTR", outcome.ettr, _percent),
-        ("ETTR with nodes", outcome.ettr_running, _percent),
+        ("ETTR", outcome.ettr, percent_text),
+        ("ETTR with nodes", outcome.ettr_running, percent_text),
         ("days to finish", outcome.days, _days),
         ("GPU hours lost", outcome.lost_gpu_hours, _count),
         ("jobs", outcome.jobs, _count),
@@ -129,15 +129,15 @@ def _show_outcome(scenario: Scenario, outcome: Outcome, formulas: Formulas | Non
     cells = [(name, *map(show, (band.mean, band.low, band.median, band.high))) for name, band, show in rows]
     print_table(("", "MEAN", "10 %", "MEDIAN", "90 %"), cells)
     print()
-    print("  of the time: " + ", ".join(f"{name} {_percent(share)}" for name, share in outcome.shares.items()))
+    print("  of the time: " + ", ".join(f"{name} {percent_text(share)}" for name, share in outcome.shares.items()))
     if formulas is not None:
-        ways = f"Daly {_percent(formulas.daly)}, Meta's E[ETTR] {_percent(formulas.meta)}"
-        print(f"  formulas, saving each {_time(formulas.interval_s)} and without time limits: with nodes {ways}")
+        ways = f"Daly {percent_text(formulas.daly)}, Meta's E[ETTR] {percent_text(formulas.meta)}"
+        print(f"  formulas, saving each {seconds_text(formulas.interval_s)} and without time limits: with nodes {ways}")
     if outcome.finished < 1:
         from resilience.simulate.life import LONGEST, MOST_ATTEMPTS, MOST_S
 
-        longest = _time(LONGEST * scenario.work_s + MOST_S)
-        left = paint(f"{_percent(1 - outcome.finished)} of the lives do not finish", "red")
+        longest = seconds_text(LONGEST * scenario.work_s + MOST_S)
+        left = paint(f"{percent_text(1 - outcome.finished)} of the lives do not finish", "red")
         print(f"  {left}: they were given up after {longest} or {MOST_ATTEMPTS:,} attempts")
 
 
@@ -146,9 +146,9 @@ def _show_sweep(answer: Answer) -> None:
     rows = [
         (
             ">" if one is best and answer.sweep == "interval" else "",
-            one.name if math.isnan(one.interval_s) else _time(one.interval_s),
-            _percent(one.outcome.ettr.mean),
-            f"{_percent(one.outcome.ettr.low)} to {_percent(one.outcome.ettr.high)}",
+            one.name if math.isnan(one.interval_s) else seconds_text(one.interval_s),
+            percent_text(one.outcome.ettr.mean),
+            f"{percent_text(one.outcome.ettr.low)} to {percent_text(one.outcome.ettr.high)}",
             _days(one.outcome.days.median),
             f"{_days(one.outcome.days.low)} to {_days(one.outcome.days.high)}",
             _count(one.outcome.lost_gpu_hours.mean),
@@ -163,8 +163,8 @@ def _show_sweep(answer: Answer) -> None:
 def _show_replay(scenario: Scenario, replay: Replay) -> None:
     gpus = scenario.nodes * scenario.gpus_per_node
     rate = f" = {replay.formula / scenario.costs.step_s:.3g} steps/s" if scenario.costs.step_s else ""
-    formula = (f"{_percent(replay.formula)}{rate}", plural(replay.failures, "failure"))
-    simulated = (_percent(replay.simulated), f"{replay.attempts:.1f} attempts on average")
+    formula = (f"{percent_text(replay.formula)}{rate}", plural(replay.failures, "failure"))
+    simulated = (percent_text(replay.simulated), f"{replay.attempts:.1f} attempts on average")
     print_table(("", "NEW WORK", ""), [("PCcheck's formula", *formula), ("simulated", *simulated)])
     print()
     print(
@@ -173,19 +173,9 @@ def _show_replay(scenario: Scenario, replay: Replay) -> None:
     print(f"  the simulation needs all {gpus} GPUs, waits until they are there, and loses what was not durable")
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
 def _days(days: float) -> str:
     return f"{days:.1f}" if math.isfinite(days) else "never"
 
 
 def _count(count: float) -> str:
     return f"{count:,.1f}" if count < 10 and count != int(count) else f"{count:,.0f}"
-
-
-def _time(seconds: float) -> str:
-    if not math.isfinite(seconds):
-        return "never"
-    return format_duration(round(seconds, 1) if seconds < 10 else round(seconds))
