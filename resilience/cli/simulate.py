@@ -36,7 +36,7 @@ EPILOG = (
     "resil simulate --nodes 128 --failures rsc-1 --stall-s 5 --save-s 90 --queue-h 2 --sweep interval --svg sweep.svg"
 )
 LIVES, DAYS, PERSON_H, ARRAY, GPUS = 200, 30.0, 12.0, 10, 8
-LARGEST_TRACE = 2**26
+LARGEST_TRACE, SHORTEST_MTBF_S = 2**26, 60.0
 AXES = {"interval": "from one save to the next", "spares": "spare nodes of each job", "breaker": "failures in a row"}
 """Of the picture of a sweep."""
 _HOURS: dict[str, Any] = {"metavar": "HOURS", "min": 0.0, "max": 1e6, "show_default": False}
@@ -125,7 +125,11 @@ def simulate(
     if source is None:
         hint = "--failures rsc-1, or --failures-per-node-day 0.0065"
         raise UsageError("how often failures come is unknown", hint=hint)
-    answer = _answer(found, _scenario(found, source, array, 3600 * person_h), source, lives, seed, sweep)
+    scenario = _scenario(found, source, array, 3600 * person_h)
+    if scenario.mtbf.likely_s < SHORTEST_MTBF_S:
+        text = f"a failure each {scenario.mtbf.likely_s:.2g} s: no run lives under that"
+        raise UsageError(text, hint="failures are of one node in a day, and all nodes of the job count")
+    answer = _answer(found, scenario, source, lives, seed, sweep)
     if svg is not None:
         write_atomic(
             svg, render(f"{answer.title}: {sweep}", AXES[str(sweep)], answer.points), mode=0o644, durable=False
@@ -190,7 +194,9 @@ def _look(found: Found, config: Path | None, run: str) -> Trace | Rates:
     found.add("spares", settings.nodes.spares, "[nodes]")
     enabled = "[act]" if policy.enabled else "[act] is not enabled"
     found.add("breaker", policy.failures if policy.enabled else 0, enabled)
-    found.add("keep_queued", max(policy.keep_queued if policy.enabled else 0, policy.requeue), enabled)
+    found.add("keep_queued", int(policy.enabled and max(policy.keep_queued, policy.requeue)), enabled)
+    gpus = settings.launcher.get("gpus_per_node")
+    found.add("gpus_per_node", gpus if isinstance(gpus, int) and gpus > 0 else None, "[template]")
     found.add("policy", policy, "[act]")
     trace = trace_of_ledger(rows, now, policy)
     found.add("failures", "", f"{ledger}, replayed from random places" if trace and trace.failures else ledger)

@@ -141,12 +141,12 @@ class _Run:
             self._hold(self.now + given.person_s, horizon_s)
             self.tasks = given.array
         self.tasks = max(0, self.tasks - 1)
-        start = self.now + given.queue_s[int(self.rng.random() * len(given.queue_s))]
+        latest = max(horizon_s, self.now)
+        start = min(self.now + given.queue_s[int(self.rng.random() * len(given.queue_s))], latest)
         self._pass_until(start)
-        while start < self.no_start_until:
-            start = self.no_start_until
+        while start < min(self.no_start_until, latest):
+            start = min(self.no_start_until, latest)
             self._pass_until(start)
-        start = min(start, max(horizon_s, self.now))
         self.life.queue_s += start - self.now
         self.now = start
 

@@ -94,6 +94,7 @@ def test_a_csv_of_failures_and_a_breaker(shell: Shell, tmp_path: Path) -> None:
         (("--failures", str(RECORDED)), "recorded"),
         (("--failures", "rsc-1", "--sweep", "nodes"), "--sweep"),
         (("--failures", "rsc-1", "--lives", "0"), "--lives"),
+        (("--failures", "llama3", "--nodes", "10000000"), "a failure each 2.3 s"),
     ],
 )
 def test_questions_that_mean_nothing_are_refused(shell: Shell, words: tuple[str, ...], error: str) -> None:
@@ -105,7 +106,7 @@ def test_questions_that_mean_nothing_are_refused(shell: Shell, words: tuple[str,
     "words",
     [
         ("--failures-per-node-day", "0"),
-        ("--failures-per-node-day", "1000"),
+        ("--failures-per-node-day", "500"),
         ("--failures-per-node-day", "1", "--restart-s", "1e9"),
         ("--failures-per-node-day", "1", "--stall-s", "1e9"),
         ("--failures-per-node-day", "1", "--stall-s", "0", "--in-flight", "10000000"),

@@ -195,6 +195,13 @@ def test_what_the_scheduler_knows_is_waited_for_and_burns_nothing() -> None:
     assert lost.burnt == 0 and lost.queue_s == 0 and lost.attempts == 2
 
 
+def test_a_run_that_the_scheduler_never_starts_waits_until_it_is_given_up() -> None:
+    always = Trace((Failure(0.0, FailureClass.PREEMPTED, lasts_s=9 * DAY_S),), 5 * DAY_S, is_from_start=True)
+    found = live(Scenario(work_s=DAY_S, nodes=4, costs=COSTS, source=always, policy=BREAKER, queue_s=(1.0,)), "1")
+    assert not found.is_finished and found.attempts == 0
+    assert found.queue_s == found.wall_s == LONGEST * DAY_S + MOST_S
+
+
 # ---- the closed forms -----------------------------------------------------------------------------------------------
 
 
