@@ -65,7 +65,10 @@ def parse_failures(text: str, name: str, gpus_per_node: int = 8) -> Rates | Trac
     """Return what a CSV says; `name` is that of its file. Raise UsageError, with the line, if it cannot be used."""
     lines = [(number, line) for number, line in enumerate(text.lstrip("\ufeff").splitlines(), 1)]
     lines = [(number, line) for number, line in lines if line.strip() and not line.lstrip().startswith("#")]
-    rows = [[cell.strip() for cell in row] for row in csv.reader(line for _, line in lines)]
+    try:
+        rows = [[cell.strip() for cell in next(csv.reader([line]))] for _, line in lines]
+    except csv.Error as error:
+        raise UsageError(f"{name} is no CSV: {error}") from None
     head = [cell.lower() for cell in rows[0]] if rows else []
     if len(head) == 3 and head[1] in ("add", "remove"):  # no header
         head = _NODES
@@ -73,13 +76,9 @@ def parse_failures(text: str, name: str, gpus_per_node: int = 8) -> Rates | Trac
         rows.insert(0, head)
     read = next((read for needed, read in _FORMATS if {*needed} <= {*head}), None)
     if read is None:
-        said = (
-            f"begins with {cut(lines[0][1], 80)!r}: that is none of the formats that resil reads"
-            if rows
-            else "is empty"
-        )
+        begins = f"begins with {cut(lines[0][1], 80)!r}: that is no format that resil reads" if rows else "is empty"
         hint = "time,node,class or class,failures,node_days as the first line"
-        raise UsageError(f"{name} {said}", hint=hint)
+        raise UsageError(f"{name} {begins}", hint=hint)
     found = []
     for (number, _), row in zip(lines[1:], rows[1:], strict=True):
         try:
@@ -128,7 +127,9 @@ def _gpus(row: Mapping[str, str]) -> tuple[float, int, str]:
 
 
 def _node(row: Mapping[str, str]) -> tuple[float, int, str]:
-    return parse_number(row["ms"]) / 1000, 1 if row["event"] == "add" else 0, row["node"]
+    if row["event"] not in ("add", "remove"):
+        raise QuantityError(f"{row['event']!r} is neither add nor remove")
+    return parse_number(row["ms"]) / 1000, int(row["event"] == "add"), row["node"]
 
 
 def _capacity(rows: Sequence[tuple[float, int, str]], gpus_per_node: int) -> Capacity:

@@ -7,6 +7,8 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from resilience.attempts.failure import Confidence, FailureClass
 from resilience.attempts.failure import Failure as Classified
@@ -88,12 +90,35 @@ def test_a_csv_of_rates_is_summed_up_by_class() -> None:
         ("class,failures,node_days\nnetwork,1,0\n", "line 2: failures are at least 0"),
         ("Time,GPUs\n1,5\n", "f.csv has no length"),
         ("Time,GPUs\n1,5\n2,nan\n", "line 3: 'nan' is not a number"),
+        ("0,add,n1\n5,lost,n1\n", "line 2: 'lost' is neither add nor remove"),
+        (f"time,node,class\n5,{'n' * 140_000},network\n", "f.csv is no CSV"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_with_its_line(text: str, error: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_failures(text, "f.csv")
     assert error in refused.value.message
+
+
+CELL = st.one_of(
+    st.text(max_size=5),
+    st.sampled_from(["1", "-1", "1e300", "2h", "2026-06-01", "network", "n1", "", '"', "add", "remove", "nan", "1e9"]),
+)
+HEADS = ["time,node,class,repair\n", "class,failures,node_days,repair\n", ",Time,GPUs\n", "0,add,n1\n", "", "\ufeff#\n"]
+
+
+@given(st.sampled_from(HEADS), st.lists(st.lists(CELL, max_size=5).map(",".join), max_size=5).map("\n".join))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_read_or_refused(head: str, text: str) -> None:
+    try:
+        found = parse_failures(head + text, "f.csv")
+    except UsageError as error:
+        assert error.message.startswith("f.csv")
+        return
+    if isinstance(found, Capacity):
+        assert found.length_s > 0
+    else:
+        assert found.mtbf_s(4) > 0
 
 
 # ---- published traces -----------------------------------------------------------------------------------------------
