@@ -12,7 +12,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from resilience.guard.rank_info import RankInfo
@@ -37,24 +37,37 @@ class Recorder:
         dropped: number of events lost because they were not taken in time.
     """
 
-    def __init__(self, place: RankInfo, say: Callable[[str], None] = say_on_stderr) -> None:
+    def __init__(
+        self,
+        place: RankInfo,
+        say: Callable[[str], None] = say_on_stderr,
+        on_event: Callable[[Mapping[str, Any]], object] | None = None,
+    ) -> None:
         self.events: collections.deque[dict[str, Any]] = collections.deque()
         self.dropped = 0
         self._place = place
         self._say = say
+        self._on_event = on_event
         self._warned: dict[str, object] = {}
 
     def event(self, name: str, /, **fields: Any) -> None:
         """Record an event with the time, the attempt and the rank; values are JSON types."""
         place = self._place
         head = {"event": name, "time": round(time.time(), 3), "attempt": place.attempt, "rank": place.rank}
-        self.events.append({**head, "host": place.host, **{key: fields[key] for key in fields if key not in head}})
+        record = {**head, "host": place.host, **{key: fields[key] for key in fields if key not in head}}
+        self.events.append(record)
         if len(self.events) > MAX_EVENTS:
             try:
                 self.events.popleft()
                 self.dropped += 1
             except IndexError:  # the writer has just taken all events
                 pass
+        if self._on_event is not None:
+            try:
+                self._on_event(record)
+            except Exception as error:
+                self._on_event = None
+                self.warn(f"on_event failed and is not called any more: {error!r}")
 
     def take(self) -> list[dict[str, Any]]:
         """Remove and return all events, oldest first."""

@@ -42,7 +42,7 @@ from resilience.guard.watch import Watches, name_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from resilience.guard.agreement.base import AgreementEvent
@@ -94,10 +94,11 @@ class GuardRuntime:
         own_triggers: Sequence[Trigger],
         agreement: Callable[..., Any] | None,
         say: Callable[[str], None] | None,
+        on_event: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> None:
         self._gate, self._loop = gate, loop
         self._place, self._settings = place, settings
-        self._recorder = Recorder(place, say or say_on_stderr)
+        self._recorder = Recorder(place, say or say_on_stderr, on_event)
         self._timer = StepTimer()
         self._leads = place.is_first  # makes the decisions, and therefore prints them
         self._closing_since = 0.0

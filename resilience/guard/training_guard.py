@@ -73,6 +73,7 @@ class TrainingGuard(Gate):
         "_has_warned",
         "_is_at_shutdown",
         "_loop",
+        "_on_event",
         "_own_triggers",
         "_pid",
         "_runtime",
@@ -92,6 +93,7 @@ class TrainingGuard(Gate):
         agreement: Callable[..., Any] | None = None,
         store: Store | None = None,
         say: Callable[[str], None] | None = None,
+        on_event: Callable[[Mapping[str, Any]], object] | None = None,
         inert: bool = False,
     ) -> None:
         """Create a guard. No I/O and no thread before `start()`, the `with` block or the first step.
@@ -101,6 +103,7 @@ class TrainingGuard(Gate):
             agreement: how ranks agree: `SingleProcess`, `Collective(every=10)`, or your own. Default: automatic.
             store: where the training saves, such as `resilience.checkpoints.Store.from_env()`: see `saving`.
             say: called with each message for the user. Default: prints `resil: ...` to stderr.
+            on_event: called with each event of this rank's journal, in the thread that records it; must not wait.
             inert: create a guard that does nothing.
         """
         super().__init__()
@@ -111,6 +114,7 @@ class TrainingGuard(Gate):
         self._store = store
         self._connected: ConnectedStore | None = None
         self._say = say
+        self._on_event = on_event
         self._runtime: GuardRuntime | None = None
         self._loop = LoopState()
         self._state = NEW
@@ -140,6 +144,7 @@ class TrainingGuard(Gate):
         agreement: Callable[..., Any] | None = None,
         store: Store | None = None,
         say: Callable[[str], None] | None = None,
+        on_event: Callable[[Mapping[str, Any]], object] | None = None,
         **settings: Any,
     ) -> TrainingGuard:
         """Return a guard for this process, from the template's `RESIL_*` variables, else those of SLURM and torch.
@@ -157,14 +162,15 @@ class TrainingGuard(Gate):
         if mode.startswith("test:"):
             from resilience.guard.testing import SILENT, scripted
 
-            return cls(RankInfo(), read_settings({}, **SILENT), agreement=scripted(mode), store=store, say=say)
+            return cls(RankInfo(), read_settings({}, **SILENT), agreement=scripted(mode), store=store, say=say,
+                       on_event=on_event)  # fmt: skip
         place = find_rank_info(environ, socket.gethostname())
         if mode.lower() in _OFF:  # before the settings are read: RESIL_GUARD=off must work even if they are invalid
             return cls(place, read_settings({}), store=store, inert=True)
         if mode.lower() not in ("", *_ON):
             raise GuardError(f"RESIL_GUARD={mode!r} is invalid", hint="set on, off, or test:save@3,stop@5")
         chosen = read_settings(environ, **settings)
-        return cls(place, chosen, triggers=triggers, agreement=agreement, store=store, say=say)
+        return cls(place, chosen, triggers=triggers, agreement=agreement, store=store, say=say, on_event=on_event)
 
     # ---- in the training loop ---------------------------------------------------------------------------------
 
@@ -349,8 +355,9 @@ class TrainingGuard(Gate):
         self._loop.watch()
         try:
             self._runtime = GuardRuntime(
-                self, self._loop, self.place, self.settings, self._own_triggers, self._agreement_factory, self._say
-            )
+                self, self._loop, self.place, self.settings, self._own_triggers, self._agreement_factory, self._say,
+                self._on_event,
+            )  # fmt: skip
             self._runtime.start(self._store)
         except (GuardError, CheckpointError) as error:
             if self._runtime is not None:  # the store refuses: the other ranks are told
