@@ -70,8 +70,7 @@ def write_prom(project: Project, path: Path, run: str = "") -> None:
     for status in looker.statuses:
         samples += run_samples(status, views[status.run], frame.time)
         samples += _attempts(looker.directories[status.run], status)
-    if frame.trouble and not looker.statuses:
-        samples.append(Sample("resil_scrape_error", {"source": "state_directory"}, 1))
+    samples.append(Sample("resil_scrape_error", {"source": "state_directory"}, bool(looker.trouble)))
     samples.append(Sample("resil_scrape_completed_timestamp_seconds", {}, project.system.clock.now()))
     write_atomic(path, render(samples, str(project.loaded.project)), mode=0o644, durable=False)
 

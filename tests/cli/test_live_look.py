@@ -59,6 +59,18 @@ def test_the_controller_gets_one_question_in_ten_seconds(shell: Shell, looker: L
     assert 25 <= len(shell.fake.calls) <= 31 and set(shell.fake.calls) == {"jobs"}
 
 
+def test_runs_of_two_submitters_are_two_questions_in_twenty_seconds(
+    shell: Shell, looker: Looker, clock: FakeClock
+) -> None:
+    journal = shell.run_dir / "submissions.jsonl"
+    intent = json.loads(journal.read_text().splitlines()[0]) | {"token": "ab" * 8, "by": "daemon"}
+    journal.write_text(json.dumps(intent) + "\n" + journal.read_text())
+    for _ in range(300):
+        looker.look()
+        clock.sleep(1.0)
+    assert 24 <= len(shell.fake.calls) <= 30
+
+
 def test_a_controller_that_is_down_is_not_asked_more_often(shell: Shell, looker: Looker, clock: FakeClock) -> None:
     looker.look()
     shell.fake.trouble = DOWN

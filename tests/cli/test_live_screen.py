@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from resilience.cli.output import width_of
+from resilience.cli.top.screen import text_of
 from tests.cli.test_terminal import on_a_terminal, read_until, resize
 from tests.lab.waiting import until
 
@@ -118,6 +119,15 @@ def test_ctrl_z_gives_the_terminal_back_until_it_continues(tmp_path: Path) -> No
         read_until(terminal, r"\x1b\[\?1049h.*gpt.*quit")
         os.write(terminal, b"q")
         read_until(terminal, LEFT)
+
+
+def test_colours_are_left_out_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert text_of([(("bad", "red"), (" and well", ""))]) == ["\x1b[31mbad\x1b[0m and well"]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert text_of([(("bad", "red"), (" and well", ""))]) == ["bad and well"]
 
 
 def resil(directory: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -8,12 +8,15 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from resilience.cli.prom import METRICS, Sample, render
+from resilience.errors import StateDirectoryError
 from resilience.job import JobId, JobState
+from resilience.runs.project import Project
 from tests.lab.fakes import DOWN
 from tests.lab.shell import Office, Shell, full
 
@@ -118,6 +121,22 @@ def test_what_cannot_be_read_is_an_error_and_has_no_sample(
     assert [key for key in found if "bert" in key] == ["scrape_error bert run_directory"]
 
 
+def test_runs_that_cannot_be_listed_are_an_error_and_not_none(
+    shell: Shell, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_running_run(shell)
+    shell.resil("status", "--prom", str(file))
+    assert read(file)["scrape_error state_directory"] == 0
+
+    def fail(self: Project) -> NoReturn:
+        raise StateDirectoryError("Input/output error")
+
+    monkeypatch.setattr(Project, "runs", fail)
+    shell.resil("status", "--prom", str(file))
+    found = read(file)
+    assert found["scrape_error state_directory"] == 1 and not [key for key in found if "gpt" in key]
+
+
 def test_incidents_are_counted_and_those_that_cannot_be_read_are_not_zero(shell: Shell, file: Path) -> None:
     office = Office(shell)
     office.tick(full(), full("/home"))
@@ -140,6 +159,11 @@ def test_the_text_keeps_the_rules_of_the_collector() -> None:
     steps, attempts = parse(text)
     assert (steps.type, attempts.type, [one.value for one in steps.samples]) == ("gauge", "counter", [2**40, 0.1])
     assert steps.samples[0].labels == {"project": hostile, "run": hostile}
+
+
+def test_every_metric_is_on_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "watch-from-grafana.md").read_text()
+    assert set(re.findall(r"`(resil_[a-z_]+)`", page)) == set(METRICS)
 
 
 def test_metrics_are_named_as_prometheus_asks() -> None:

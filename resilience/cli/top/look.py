@@ -76,6 +76,7 @@ class Looker:
     Attributes:
         statuses: of the runs, as of the last question.
         directories: theirs, by name.
+        trouble: why the runs could not be looked at; empty if they could.
         beats_s: CPU seconds that reading heartbeats has taken: those of a thousand ranks take a second.
     """
 
@@ -86,7 +87,7 @@ class Looker:
         self._only = (project.existing(run),) if run else ()
         self.directories: dict[str, RunDirectory] = {}
         self.statuses: tuple[RunStatus, ...] = ()
-        self._asked, self._next_query, self._trouble = 0.0, 0.0, ""
+        self._asked, self._next_query, self.trouble = 0.0, 0.0, ""
         self._late = ""
         self._known: dict[str, _Known] = {}
         self._incidents: tuple[IncidentView, ...] = ()
@@ -99,7 +100,7 @@ class Looker:
         if clock.monotonic() >= self._next_query or not self._next_query:
             self._look_at_queue()
         now = clock.now()
-        trouble = [text for text in (self._trouble, self._late) if text]
+        trouble = [text for text in (self.trouble, self._late) if text]
         try:
             incidents = self._open_incidents(now)
         except ResilError as error:
@@ -133,9 +134,9 @@ class Looker:
                     known.log = newest_log(directory, known.intents)
                     queries.add((scheduler_of(known.intents), submitters(directory, known.intents, me)))
             self.statuses = run_statuses(self._project, directories)
-            self._trouble = ""
+            self.trouble = ""
         except ResilError as error:
-            self._trouble = error.message
+            self.trouble = error.message
         self._asked = clock.now()
         self._next_query = clock.monotonic() + FLOOR_S * max(1, len(queries))
         with suppress(ResilError):
