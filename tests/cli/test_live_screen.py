@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -27,8 +28,15 @@ def a_run(directory: Path, name: str = "gpt") -> None:
     (directory / ".resil" / name / "submissions.jsonl").touch()
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def worker_of(pid: int) -> int:
+    """Return the only child that is left: others opened the project."""
+
+    def children() -> list[int]:
+        found = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [one for one in found if not is_gone(one)]
+
+    until(lambda: len(children()) == 1, "one child")
+    return children()[0]
 
 
 def is_gone(pid: int) -> bool:
@@ -45,7 +53,7 @@ def test_keys_work_and_the_terminal_is_as_before(tmp_path: Path) -> None:
         shown = read_until(terminal, r"gpt.*q.*quit")
         assert "\x1b[?1049h" in shown and not re.search(r"\x1b\[\d+m", shown), "NO_COLOR is set"
         assert termios.tcgetattr(terminal) != before
-        (worker,) = children_of(pid)
+        worker = worker_of(pid)
         for key, answer in ((b"?", r"sends no heartbeat"), (b"?", r"gpt"), (b"s", r"save switch set"),
                             (b"k", r"stop gpt after a save\?"), (b"n", r"nothing was done"), (b"k", r"stop gpt"),
                             (b"y", r"kill switch set"), (b"a", r"no incident")):  # fmt: skip
@@ -70,7 +78,7 @@ def test_the_terminal_is_restored_after_a_signal_and_after_an_error(
     with on_a_terminal(tmp_path, "top") as (terminal, pid):
         before = termios.tcgetattr(terminal)
         read_until(terminal, r"gpt.*quit")
-        (worker,) = children_of(pid)
+        worker = worker_of(pid)
         end(pid, worker)
         rest = read_until(terminal, LEFT)
         until(lambda: termios.tcgetattr(terminal) == before, "the terminal as before")
@@ -82,7 +90,7 @@ def test_a_worker_that_hangs_does_not_hold_the_keys(tmp_path: Path) -> None:
     a_run(tmp_path)
     with on_a_terminal(tmp_path, "top") as (terminal, pid):
         read_until(terminal, r"gpt.*quit")
-        (worker,) = children_of(pid)
+        worker = worker_of(pid)
         os.kill(worker, signal.SIGSTOP)
         os.write(terminal, b"?")
         read_until(terminal, r"this help")
@@ -121,6 +129,19 @@ def test_ctrl_z_gives_the_terminal_back_until_it_continues(tmp_path: Path) -> No
         read_until(terminal, LEFT)
 
 
+def test_a_terminal_that_goes_away_without_a_signal_ends_it(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    mine, theirs = pty.openpty()
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path), "TERM": "xterm"}
+    process = subprocess.Popen([sys.executable, "-m", "resilience", "top"], stdin=theirs, stdout=theirs,
+                               stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path)  # fmt: skip
+    os.close(theirs)
+    read_until(mine, r"quit")
+    os.close(mine)
+    assert "internal error" not in process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGHUP
+
+
 def test_colours_are_left_out_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
@@ -151,8 +172,6 @@ def test_without_a_terminal_there_is_one_frame_as_text_and_the_live_screen_is_re
 
 def test_a_dumb_terminal_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import os, sys; os.environ['TERM'] = 'dumb'; from resilience.cli.entry import run; sys.exit(run(['top']))"
-    import pty
-
     mine, theirs = pty.openpty()
     env = os.environ | {"PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}
     process = subprocess.Popen(

@@ -42,7 +42,9 @@ def top(
         return
     from resilience.cli.top.screen import Screen
     from resilience.cli.top.worker import Worker
+    from resilience.system.child import GRACE_S, reap
 
+    reap(GRACE_S)  # the children that opened the project
     worker = Worker(project, run)
     try:
         code = Screen(worker).run()

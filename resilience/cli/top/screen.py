@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -60,6 +61,14 @@ class Screen:
 
         Raise ResilError if the process that looks has ended.
         """
+        try:
+            return self._run()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return SIGNALLED + signal.SIGHUP  # the terminal is gone
+
+    def _run(self) -> int:
         with self._signals_noted() as woken, _own_terminal():
             self._draw()
             while not self._is_over:
