@@ -105,8 +105,8 @@ def _attend(project: Project, run: str, why: str, on_hang: str) -> list[str]:
 def act_upon_hang(project: Project, directory: RunDirectory, hang: Hang, on_hang: str) -> str:
     """Do what `on_hang` says about a hang that is confirmed, once, and return what was done, or would be.
 
-    Not before its evidence is written, nor within COOL_DOWN_S after another hang, nor if a rank has moved meanwhile or
-    saves, evaluates or starts. Raise StateDirectoryError if the run directory cannot be read.
+    Not before its evidence is written, nor within COOL_DOWN_S after another hang, nor if a rank has moved meanwhile, or
+    does something again, or saves, evaluates or starts. Raise StateDirectoryError if the run directory cannot be read.
     """
     from resilience.ranks.collect import running_beats
     from resilience.ranks.hangs import COOL_DOWN_S, is_recent
@@ -128,6 +128,8 @@ def act_upon_hang(project: Project, directory: RunDirectory, hang: Hang, on_hang
     if min((one.step for one in ranks), default=-1) != hang.step or {one.phase for one in ranks} - {"", "train"}:
         return "not acted upon: it goes on"
     found = judge(beats)
+    if not found.is_witnessed:
+        return "not acted upon: its ranks no longer show why it hangs"
     record: dict[str, Any] = {"time": now, "on_hang": on_hang, "by": project.system.host.user, "why": found.why,
                               "rank": next(iter(found.ranks), None), "host": next(iter(found.hosts), ""),
                               "did": _TEXTS[on_hang]}  # fmt: skip

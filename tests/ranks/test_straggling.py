@@ -17,12 +17,13 @@ from tests.guard.guards import make_run
 from tests.lab.waiting import until
 from tests.ranks.test_hangs import SOAK, Launcher, a_launcher  # noqa: F401 - a fixture
 
+ROUNDS = int(os.environ.get("RESIL_STRAGGLERS", "50"))
 pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="needs torch"),
     pytest.mark.xdist_group("hangs"),
+    pytest.mark.timeout(240 + 60 * ROUNDS),
     *SOAK,
 ]
-ROUNDS = int(os.environ.get("RESIL_STRAGGLERS", "50"))
 
 
 def first_judgement(run: Path) -> tuple[Pace, float]:

@@ -60,14 +60,16 @@ class Stage:
         )
         self.beat()
 
-    def beat(self, step: int = 19, phase: str = "train", host: str = "n1", pid: int = 2**22 + 1) -> None:
+    def beat(
+        self, step: int = 19, phase: str = "train", host: str = "n1", pid: int = 2**22 + 1, state: str = "T"
+    ) -> None:
         (self.path / "beats").mkdir(exist_ok=True)
         ranks = {}
         for number in range(2):
             progress = Progress(0.0)
             progress.update((step, 0, phase), time.time())
             ranks[number] = RankBeat(pid, progress)
-            ranks[number].signs.state = "T" if number else "S"
+            ranks[number].signs.state = state if number else "S"
         (self.path / "beats" / f"12.{host}").write_text(compose(3, host, ranks, time.time()))
 
         (self.path / "attempts" / "0003").write_text('job_id = 12\nlabel = "9_3"\nstart = 1\n')
@@ -139,6 +141,14 @@ def test_a_training_that_goes_on_meanwhile_is_left_alone(stage: Stage, moves: di
     stage.beat(**moves)
     assert act_upon_hang(stage.project, stage.directory, hang, "requeue") == "not acted upon: it goes on"
     assert not stage.scheduler.requeued
+
+
+def test_a_rank_that_is_awake_again_and_has_made_no_step_yet_is_left_alone(stage: Stage) -> None:
+    hang = stage.hang()
+    stage.beat(state="R")
+    assert "no longer show why" in act_upon_hang(stage.project, stage.directory, hang, "requeue")
+    stage.beat()
+    assert act_upon_hang(stage.project, stage.directory, hang, "requeue") == "its job was requeued"
 
 
 def test_without_act_enabled_the_deed_is_only_named(stage: Stage) -> None:
