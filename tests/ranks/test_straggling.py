@@ -34,7 +34,7 @@ def first_judgement(run: Path) -> tuple[Pace, float]:
         found = judge(read_beats(RunDirectory(run)))
         return found if len(found.ranks) == 4 and not found.nothing else None
 
-    found = until(judged, "ten windows", 60)
+    found = until(judged, "ten windows", 300)
     assert found is not None
     return found, time.monotonic() - began
 
