@@ -157,7 +157,7 @@ def _read(context: Context, directory: RunDirectory, settings: RanksSettings) ->
     try:
         nodes = newest_attempt(running_beats(directory, context.system.clock.now()))
     except NoSuchJob:
-        return RanksReading(nothing="it does not train")
+        return RanksReading(nothing="no heartbeat: it does not train now, or has no guard")
     pace = judge(nodes, settings.limits)
     _keep(context, directory, pace.stragglers, nodes[0].attempt, nodes[0].job_id)
     return RanksReading(

@@ -101,7 +101,7 @@ def test_equal_ranks_are_no_evidence(project: Project) -> None:
 
 
 def test_runs_that_do_not_train_are_told_as_such(project: Project) -> None:
-    assert look(project) == {"gpt": RanksReading(nothing="it does not train")}
+    assert look(project) == {"gpt": RanksReading(nothing="no heartbeat: it does not train now, or has no guard")}
     (project.directory("gpt").path / "finished").write_text("")
     assert look(project, "gpt") == {"gpt": RanksReading(nothing="it is finished")}
     assert look(project) == {"runs": RanksReading(nothing="no run trains")}
