@@ -45,10 +45,10 @@ def render(run: str, pace: Pace) -> str:
         f'<text x="14" y="44">{escape(cut(said, 140))}</text>',
         '<rect class="cell" x="14" y="54" width="12" height="12" rx="2"/>',
         f'<text class="dim" x="32" y="64">waits {most:.0%} of the time less than the median rank</text>',
-        '<rect class="cell" x="322" y="54" width="12" height="12" rx="2" opacity="0.05"/>',
-        '<text class="dim" x="340" y="64">waits as long</text>',
-        '<rect class="none" x="428" y="54" width="12" height="12" rx="2"/>',
-        '<text class="dim" x="446" y="64">does not count: another rank saved or evaluated alone, or no window</text>',
+        '<rect class="cell" x="332" y="54" width="12" height="12" rx="2" opacity="0.05"/>',
+        '<text class="dim" x="350" y="64">waits as long</text>',
+        '<rect class="none" x="436" y="54" width="12" height="12" rx="2"/>',
+        '<text class="dim" x="454" y="64">does not count: another rank saved or evaluated alone, or no window</text>',
     ]
     for number, one in enumerate(pace.ranks):
         is_named = row >= READABLE or number == 0 or one.host != pace.ranks[number - 1].host
