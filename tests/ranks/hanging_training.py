@@ -56,7 +56,7 @@ def main() -> None:
     with TrainingGuard.from_env(beat_s=0.2, poll_s=0.01 if is_slow else 0.1) as guard:
         for step in itertools.count(1):
             is_odd = step >= at and rank == odd
-            time.sleep((0.065 if is_odd else 0.05) if is_slow else 0.01)
+            time.sleep((0.26 if is_odd else 0.2) if is_slow else 0.01)
             if step == at and is_odd and kind == "left":
                 break
             if step == at and is_odd and not is_slow:
