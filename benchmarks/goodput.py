@@ -70,7 +70,7 @@ def run(options: Options) -> Report:
         Claim("lines in a second", made / taken["fold"].median, float("nan"), "lines"),
     )
     notes = (
-        f"{folded[0][2]:,} spans; they are what grows: five for each save, none for a line of progress",
+        f"{folded[0][2]:,} spans; they are what grows: two for each save, none for a line of progress",
         "the ends of the attempts are classified already, as the watchdogs leave them; the scheduler is not asked",
         "CPU time, because the machine was shared",
     )
