@@ -143,7 +143,7 @@ def _largest(report: Report) -> Iterator[Advice]:
                 subject=str(category),
                 say=say,
                 because=f"{category.text} took {_words(spent[category])} in {plural(len(report.attempts), 'attempt')}, "
-                f"{100 * spent[category] / _wall_s(report):.0f} % of the time: {category.definition}.",
+                f"{100 * spent[category] / _wall_s(report):.0f} % of the time ({category.definition}).",
                 how=how,
             )
 
