@@ -16,6 +16,8 @@ from resilience.demo.cron import CronNight
 from resilience.demo.demo import MIDWAY_STEPS, DemoAttempt, DemoResult, due, read_demo_attempts, rejected_jobs, run_demo
 from resilience.demo.night import DemoFailed, NotifiedFault
 from resilience.errors import UsageError
+from resilience.report.goodput import Category
+from resilience.report.reading import read_goodput
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.schedulers.local import LocalScheduler
@@ -105,6 +107,10 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
     assert store.bad() == [damaged]
     assert len(result.attempts) + result.turned_away + result.burned == 10
     assert any("walltime cut" in sentence for sentence in told)
+    time = read_goodput(project, RunDirectory(tmp_path / "demo" / ".resil" / "demo"), ask_scheduler=False)
+    assert sum(time.ms.values()) == time.wall_ms and 0 < time.kept_steps <= 300 and time.ms[Category.PRODUCTIVE] > 0
+    assert [one.ended for one in time.by_attempt][-1] == "finished" and len(time.by_attempt) == len(result.attempts)
+    assert time.ms[Category.UNKNOWN] < time.wall_ms / 5, "a real guard tells nearly all of it"
     stage = LocalScheduler(
         clock=SystemClock(), runner=ProcessRunner(), environ={"RESIL_LOCAL_SPOOL": str(tmp_path / "demo" / "spool")}
     )
