@@ -93,11 +93,13 @@ def read_goodput(
     previous_end: dict[int, int] = {}
     durable_step, has_saved, unseen = None, False, 0
     folds: dict[int, AttemptFold] = {}
+    of_job = defaultdict[int, list[_Window]](list)
+    for window in windows:
+        of_job[window.attempt.job_id].append(window)
     for window in windows:
         attempt = window.attempt
         if attempt.number not in folds:
-            group = [one for one in windows if one.attempt.job_id == attempt.job_id]
-            folds |= _fold_job(directory, group, hangs, recent, durations)
+            folds |= _fold_job(directory, of_job[attempt.job_id], hangs, recent, durations, notes)
         fold = folds.pop(attempt.number)
         durable_step = fold.durable_step if fold.durable_step is not None else durable_step
         has_saved |= fold.has_saved
@@ -266,8 +268,9 @@ def _fold_job(
     hangs: Mapping[int, Sequence[int]],
     recent: deque[float],
     durations: Durations,
+    notes: list[str],
 ) -> dict[int, AttemptFold]:
-    """Fold the events of all attempts of one job, which share its journals."""
+    """Fold the events of all attempts of one job, which share its journals. A file that cannot be read is noted."""
     folds = {
         one.attempt.number: AttemptFold(
             one.attempt.number,
@@ -284,7 +287,7 @@ def _fold_job(
     end = max(one.end_ms for one in group) / 1000 + LONG_AFTER_S
     job = group[0].attempt.job_id
     names = [layout.JOURNAL + f"/{job}.{whose}.jsonl" for whose in ("batch", "0", "progress")]
-    streams = [_events(os.path.join(directory.path, name), begin, end) for name in names]  # noqa: PTH118
+    streams = [_events(directory.path / name, begin, end, notes) for name in names]
     beats = [_last_position(directory, job, host) for host in {one.attempt.host for one in group}]
     for event in heapq.merge(*streams, *beats, key=_time):
         fold = folds.get(event.get("attempt", 0))
@@ -298,9 +301,8 @@ def _time(event: Mapping[str, Any]) -> float:
     return time
 
 
-def _events(path: str, begin: float, end: float) -> Iterator[dict[str, Any]]:
-    """Yield the events of a journal with a time between two moments; of none that is missing. Damaged lines are
-    skipped."""
+def _events(path: Path, begin: float, end: float, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a journal with a time between two moments. Damaged lines are skipped."""
     try:
         with open(path, encoding="utf-8", errors="replace", opener=open_without_waiting) as file:
             for line in file:
@@ -313,7 +315,7 @@ def _events(path: str, begin: float, end: float) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise explain_os_error(error, "read", Path(path)) from error
+        notes.append(explain_os_error(error, "read", path).message)
 
 
 def _last_position(directory: RunDirectory, job: int, host: str) -> Iterator[dict[str, Any]]:

@@ -255,6 +255,9 @@ def test_damaged_and_strange_files_cost_what_they_told(shell: Shell, history: Hi
     os.mkfifo(history.run / "journal" / "102.0.jsonl")
     (history.run / "hangs" / "x-y.html").touch()
     assert read(shell)[Category.PRODUCTIVE] > 900
+    (history.run / "journal" / "102.0.jsonl").unlink()
+    (history.run / "journal" / "102.0.jsonl").mkdir()
+    assert re.search(r"^  note: .*102.0.jsonl", shell.resil("goodput").out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
