@@ -22,6 +22,8 @@ OWN_ROWS = 40
 """More attempts than this share rows, each of one stretch of time, such as a day."""
 MOST_ROWS = 31
 LANES = 6
+PHONE, CHARACTER = 350, 6.5
+"""Width of a chart on a phone, and of a character of it, in pixels: what decides whether a text fits."""
 _TICKS_S = (
     *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200),
     *(86400 * days for days in (1, 2, 5, 10, 20, 50, 100, 200, 500)),
@@ -56,7 +58,7 @@ def time_bar(report: Report) -> Markup:
         if category is Category.UNKNOWN:
             hatched = '<rect fill="url(#hatch)" x="{:.3f}%" width="{:.3f}%" height="34"/>'
             parts.append(Markup(hatched).format(x, width))
-        if width >= 1.8:
+        if 0.7 * width > 100 * CHARACTER / PHONE:
             label = '<text x="{:.3f}%" y="50" text-anchor="middle">{}</text>'
             parts.append(Markup(label).format(x + width / 2, letter))
         x += width
@@ -132,7 +134,7 @@ def gantt(report: Report) -> Markup:
 
 def _own_rows(report: Report) -> tuple[int, list[Markup]]:
     begin, end = report.begin, report.end
-    lanes = _lanes(report.incidents, report.made_at)
+    lanes = _lanes(report.incidents, report.made_at, (end - begin) * 6 * CHARACTER / PHONE)
     y, parts = 4, list[Markup]()
     for lane in lanes:
         for number, one in lane:
@@ -149,14 +151,21 @@ def _own_rows(report: Report) -> tuple[int, list[Markup]]:
         said = f"{attempt.attempt}  {attempt.failure or 'running'}"
         said += f" on {attempt.blamed}" if attempt.blamed else ""
         said += f", step {attempt.last_step:,}" if attempt.last_step is not None else ""
-        x = _percent(attempt.start_time, begin, end)
-        parts.append(_text(x if x <= 50 else min(100, _percent(_end(attempt, report), begin, end)), y + 11,
-                           cut(said, 48), "", "start" if x <= 50 else "end"))  # fmt: skip
+        ends = (_percent(one, begin, end) for one in (attempt.start_time, _end(attempt, report)))
+        parts.append(_label(*ends, y + 11, cut(said, 48)))
         if attempt.queue_s:
             parts += _bar(attempt.start_time - attempt.queue_s, attempt.start_time, begin, end, y + 20, 4, "wait")
         parts += _attempt_bar(attempt, report, begin, end, y + 16, 12)
         y += 33
     return y + 22, [*_time_axis(begin, end, y + 2, top - 2), *parts]
+
+
+def _label(left: float, right: float, y: int, text: str) -> Markup:
+    """Return a text above its bar, or in the middle: where it fits a phone."""
+    width = 100 * CHARACTER * len(text) / PHONE
+    if left + width <= 100:
+        return _text(left, y, text)
+    return _text(min(right, 100), y, text, "", "end") if right >= width else _text(50, y, text, "", "middle")
 
 
 def _shared_rows(report: Report) -> tuple[int, list[Markup]]:
@@ -191,13 +200,17 @@ def _attempt_bar(
         yield from _bar(one.start_time, _end(one, report), begin, end, y, height, "hatched")
 
 
-def _lanes(incidents: Sequence[IncidentLine], now: float) -> list[list[tuple[int, IncidentLine]]]:
-    """Return the incidents in rows without overlap; those beyond LANES rows are in the table only."""
+def _lanes(incidents: Sequence[IncidentLine], now: float, least_s: float) -> list[list[tuple[int, IncidentLine]]]:
+    """Return the incidents in rows without overlap, each at least `least_s` long, for its number.
+
+    Those beyond LANES rows are in the table only.
+    """
     lanes: list[list[tuple[int, IncidentLine]]] = []
     for number, one in enumerate(incidents, 1):
         for lane in lanes:
             last = lane[-1][1]
-            if (last.resolved if last.resolved is not None else now) < one.opened:
+            end = last.resolved if last.resolved is not None else now
+            if max(end, last.opened + least_s) < one.opened:
                 lane.append((number, one))
                 break
         else:

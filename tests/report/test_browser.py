@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import zlib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,16 @@ FLAGS = (
 )  # fmt: skip
 WIDTHS = (390, 768, 1280)
 EMPTY = Report(run="gpt", made_at=BEGIN, state="not started")
-REPORTS = {"twelve": simulated(12), "many": simulated(400), "empty": EMPTY}
+NAMED = simulated(12)
+LONG = tuple(
+    replace(one, failure="collective timeout", blamed="gpu-node-0123.cluster.example.org") for one in NAMED.attempts
+)
+REPORTS = {
+    "twelve": NAMED,
+    "long": replace(NAMED, attempts=LONG, run="g" * 100),
+    "many": simulated(400),
+    "empty": EMPTY,
+}
 
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="no chromium here: make test WITH=browser"),

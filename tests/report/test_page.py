@@ -243,3 +243,21 @@ def test_a_restart_is_a_step_back_in_the_chart_and_pauses_of_saves_are_no_lines_
     reduced = step_lines(many)
     assert len(reduced) <= 3000 and reduced[0].first_step == 0 and reduced[-1].last_step == 30_000
     assert isinstance(reduced[0], StepLine)
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of WCAG 2.2."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_can_be_read_on_their_paper(scheme: str) -> None:
+    text, _ = shown(Report(run="gpt", made_at=BEGIN, state="not started"))
+    roots = re.findall(r":root \{ (color-scheme: light dark; )?(--.*?)\}", text, re.DOTALL)
+    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})\b", roots[0 if scheme == "light" else 1][1]))
+    for paper in ("paper", "soft"):
+        for ink in ("ink", "dim", "link"):
+            low, high = sorted((luminance(colours[paper]), luminance(colours[ink])))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (scheme, paper, ink)
