@@ -151,8 +151,8 @@ def _own_rows(report: Report) -> tuple[int, list[Markup]]:
         said = f"{attempt.attempt}  {attempt.failure or 'running'}"
         said += f" on {attempt.blamed}" if attempt.blamed else ""
         said += f", step {attempt.last_step:,}" if attempt.last_step is not None else ""
-        ends = (_percent(one, begin, end) for one in (attempt.start_time, _end(attempt, report)))
-        parts.append(_label(*ends, y + 11, cut(said, 48)))
+        left, right = (_percent(one, begin, end) for one in (attempt.start_time, _end(attempt, report)))
+        parts.append(_label(left, right, y + 11, cut(said, 48)))
         if attempt.queue_s:
             parts += _bar(attempt.start_time - attempt.queue_s, attempt.start_time, begin, end, y + 20, 4, "wait")
         parts += _attempt_bar(attempt, report, begin, end, y + 16, 12)

@@ -16,6 +16,7 @@ from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
 from resilience.alerts.alert import Alert
+from resilience.alerts.channels import FILE_LIMIT_BYTES, read_files
 from resilience.alerts.channels._email_message import compose_mail
 from resilience.alerts.channels.email import CHANNEL as EMAIL
 from resilience.alerts.channels.email import EmailSettings
@@ -113,6 +114,13 @@ def test_a_mail_shows_the_picture_and_has_the_page_attached(files: tuple[str, ..
     assert kinds["report.html"].get_content() == Path(files[1]).read_text()
     assert "gone.html" not in kinds
     assert "gpt: finished" in str(got.get_body(("plain",)))
+
+
+def test_a_file_that_is_too_large_or_a_link_is_left_out(tmp_path: Path, files: tuple[str, ...]) -> None:
+    (tmp_path / "large.html").write_bytes(b"x" * (FILE_LIMIT_BYTES + 1))
+    (tmp_path / "link.png").symlink_to(files[0])
+    found = read_files((str(tmp_path / "large.html"), str(tmp_path / "link.png"), *files))
+    assert [name for name, _ in found] == ["report.png", "report.html"]
 
 
 def test_a_mail_without_files_is_as_before() -> None:

@@ -67,8 +67,9 @@ def read_files(paths: Sequence[str]) -> tuple[tuple[str, bytes], ...]:
     found = []
     for path in map(Path, paths):
         with suppress(StateDirectoryError):
-            if (content := read_regular(path, limit_bytes=FILE_LIMIT_BYTES)) is not None:
-                found.append((path.name, content[0]))
+            read = read_regular(path, limit_bytes=FILE_LIMIT_BYTES)
+            if read is not None and read[1].st_size <= FILE_LIMIT_BYTES:
+                found.append((path.name, read[0]))
     return tuple(found)
 
 
