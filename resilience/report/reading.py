@@ -159,9 +159,10 @@ def _windows(
         ended = str(kept.failure.failure) if kept is not None else RUNNING
         folded_as, end = ended, now
         if attempt.end is None:
-            beat = last_beat(directory, attempt)
-            if by_scheduler is not None or now - (beat or attempt.start_time) > SILENT_S:
-                ended, folded_as, end = LOST, LOST, by_scheduler or now
+            if by_scheduler is not None:
+                ended, folded_as, end = LOST, "", by_scheduler
+            elif _is_silent(directory, attempt, now):
+                ended = folded_as = LOST
         elif attempt.exit_code is not None and attempt.end_time is not None:
             end = attempt.end_time
         elif by_scheduler is not None:
@@ -174,6 +175,10 @@ def _windows(
     return found
 
 
+def _is_silent(directory: RunDirectory, attempt: Attempt, now: float) -> bool:
+    return now - (last_beat(directory, attempt) or attempt.start_time) > SILENT_S
+
+
 def _ask(
     project: Project,
     directory: RunDirectory,
@@ -182,14 +187,16 @@ def _ask(
     intents: Sequence[Intent],
 ) -> _Told:
     """Ask for the jobs that no submission tells of, the ends that were not recorded, and whether jobs are queued."""
+    is_silent = attempts[-1].end is None and _is_silent(directory, attempts[-1], project.system.clock.now())
     known = {one.job_id.array for one in intents if one.job_id is not None and not one.adopted}
     asked = []
     for one in attempts[-MOST_ASKED:]:
         kept = ends.get(one.number)
         is_lost = one.exit_code is None and kept is not None and kept.end_time is None and not kept.is_reconciled
+        is_lost |= one is attempts[-1] and is_silent
         if one.job_id and (is_lost or start_of_attempt(one).array not in known):
             asked.append(one)
-    is_open = not directory.is_finished() and attempts[-1].end is not None
+    is_open = not directory.is_finished() and (is_silent or attempts[-1].end is not None)
     try:
         scheduler = project.scheduler(scheduler_of(intents))
         records = records_of(scheduler, directory, asked) if asked else {}
@@ -204,9 +211,10 @@ def _waits(directory: RunDirectory, live: Sequence[Job]) -> Category | None:
     breaker = read_breaker(directory)
     if breaker is not None and breaker.acting:
         return Category.HELD
-    if not live:
-        return None
-    return Category.HELD if all(job.reason.startswith("JobHeld") for job in live) else Category.QUEUE
+    waiting = [job for job in live if job.state.is_waiting]
+    if not waiting:
+        return Category.UNKNOWN if live else None  # a job runs that resil does not see
+    return Category.HELD if all(job.reason.startswith("JobHeld") for job in waiting) else Category.QUEUE
 
 
 def _queued_ms(

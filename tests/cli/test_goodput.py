@@ -185,6 +185,8 @@ def test_a_run_that_is_queued_still_lives_and_a_held_one_is_held(shell: Shell, h
     assert read(shell)[Category.QUEUE] > 86400
     shell.fake.records = [replace(shell.fake.records[0], reason="JobHeldUser")]
     assert read(shell)[Category.HELD] > 86400
+    shell.fake.records = [replace(shell.fake.records[0], state=JobState.RUNNING)]
+    assert read(shell)[Category.UNKNOWN] > 86400, "it runs, and has no attempt"
     shell.fake.records = []
     assert Category.HELD not in read(shell)
     (history.run / "attempts" / "breaker").write_text(f"opened = {BEGIN + 1710}\nattempt = 2\nacting = true\n")
@@ -245,6 +247,10 @@ def test_an_attempt_without_an_end_runs_if_its_heart_beats(shell: Shell, history
     os.utime(beat, (BEGIN, BEGIN))
     found = shell.resil("goodput", "--json").json["goodput"]
     assert not found["is_running"] and found["by_attempt"][0]["ended"] == "lost"
+    assert read(shell)[Category.UNKNOWN] > 86400, "nothing tells since when"
+    job = a_job(101, JobState.NODE_FAIL, start_time=BEGIN + 95.0, end_time=BEGIN + 300.0)
+    shell.fake.records = [job]
+    assert read(shell)[Category.TAIL] == 41, "the scheduler tells when it ended"
 
 
 def test_damaged_and_strange_files_cost_what_they_told(shell: Shell, history: History) -> None:
