@@ -1,15 +1,19 @@
-"""`make night`: a training on a real cluster meets a dozen faults one after the other, and finishes by itself.
+"""`make night`: a training on a real cluster meets fifteen faults one after the other, and finishes by itself.
 
-Each attempt makes 30 steps, and saves, before the next fault: real kills, a full disk, a hung controller, sockets that
-are refused, memory beyond the cgroup. Two watchdogs look every few seconds, as from two login nodes, and tell a
-webhook. Of what only a person can do, the test does one thing: it frees the disk and closes the breaker.
+Four ranks of gloo on two nodes. Each attempt makes 30 steps, and saves, before the next fault: real kills, a full disk,
+a hung controller, sockets that are refused, memory beyond the cgroup, a rank that is stopped, a slow one, a node on
+which everything fails. Two watchdogs look every few seconds, as from two login nodes, and tell a webhook. Of what only
+a person can do, the test does one thing: it frees the disk and closes the breaker.
 
-The table is printed (`pytest -s`). RESIL_NIGHT_SVG names a file for the timeline that `resil attempts --svg` draws.
+The table is printed (`pytest -s`). RESIL_NIGHT_SVG names a file for the timeline that `resil attempts --svg` draws;
+`hang.html` beside it is the page about the hang.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import struct
 import threading
@@ -17,33 +21,55 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from resilience.demo.receivers import receivers
+from resilience.hostlist import expand
 from resilience.layout import SUBMISSIONS
 from resilience.system.files import read_lines
 from tests.lab.disks import disk_of, fill
 from tests.lab.slurm.cluster import Cluster
-from tests.lab.slurm.training_run import TrainingRun
+from tests.lab.slurm.training_run import SETTINGS, TrainingRun
 
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.skipif(os.environ.get("RESIL_SOAK") != "1", reason="takes minutes: set RESIL_SOAK=1"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch (extra `torch`)"),
     pytest.mark.timeout(1800),
 ]
+NODES, BAD_NODE = 2, "n1"
+HANGS, SLOW = 3, 2
+"""Ranks; the other faults are of rank 0."""
+
+# Guards look at their ranks 20 times a second, instead of once, so that a slow rank is found within a minute.
+PARALLEL = (
+    SETTINGS.replace('"python train.py"\n', '"python train.py"\ntemplate = "srun"\n')
+    .replace('["job", "log"]', '["job", "log", "ranks"]\n[watch.log]\non_hang = "restart_step"')
+    .replace("poll_s = 0.3", "poll_s = 0.05")
+    .replace('mem = "400M"', f'mem = "1500M"\nnodes = {NODES}\nntasks-per-node = 2')
+)
 
 # Each fault comes once: its name is written down before. `ask` is for what only something outside can do.
 FAULTS_PY = """\
-import os, socket, time
+import os, signal, socket, time
 from pathlib import Path
 from typing import Any
+import torch
+import torch.distributed as dist
 from train import load, newest
 
 PORT, FAULTS, LAST = {port}, {faults}, {last}
+RANK, ATTEMPT, NODE = int(os.environ["RANK"]), os.environ["RESIL_ATTEMPT"], os.environ["SLURMD_NODENAME"]
+OF_RANK = {{"hang": {hangs}}}
 left = [fault for fault in FAULTS if not Path(f"met.{{fault}}").exists()]
+begins = 30
+torch.set_num_threads(1)
+meeting = f"file://{{os.environ['RESIL_RUN_DIR']}}/meeting.{{ATTEMPT}}"
+dist.init_process_group("gloo", init_method=meeting, rank=RANK, world_size=int(os.environ["WORLD_SIZE"]))
 
 
 def is_last(step, resumed):
@@ -51,15 +77,58 @@ def is_last(step, resumed):
 
 
 def meet(step, resumed):
-    if left and step == resumed + 30:
-        Path(f"met.{{left[0]}}").write_text(f"{{step}} {{time.time()}} {{os.environ['RESIL_ATTEMPT']}}")
-        return globals()[left[0]](step)
+    loss = None
+    if RANK == 0 and NODE == "{bad_node}" and (step == resumed + 3 or step % 10 == 0):
+        bad_node(step)
+    if left and step == resumed + begins and RANK == OF_RANK.get(left[0], 0):
+        loss = begin(step)
+    if FAULTS:
+        straggle(step - resumed)
+    average(step)
+    return loss
+
+
+def begin(step):
+    Path(f"met.{{left[0]}}").write_text(f"{{step}} {{time.time()}} {{ATTEMPT}}")
+    return globals()[left[0]](step)
+
+
+def average(step):
+    total = torch.tensor([step])
+    dist.all_reduce(total)
+    if total.item() != step * dist.get_world_size():
+        raise AssertionError("the ranks are not at the same step")
 
 
 def ask(name):
     Path(f"asked.{{name}}").touch()
     while not Path(f"done.{{name}}").exists():
         time.sleep(0.05)
+
+
+def bad_node(step):
+    if left[0] == "bad_node":
+        Path("met.bad_node").write_text(f"{{step}} {{time.time()}} {{ATTEMPT}}")
+    else:
+        ask("bad_node")
+    raise OSError(5, "Input/output error", "/scratch/tokens.bin")
+
+
+def hang(step):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def straggler(step):
+    Path("asked.straggler").touch()
+
+
+def straggle(steps):
+    global begins
+    if RANK == {slow} and Path("asked.straggler").exists() and not Path("eased.straggler").exists():
+        time.sleep(0.04)
+    if RANK == 0 and left and left[0] == "straggler" and Path("done.straggler").exists():
+        del left[0]
+        begins = steps + 30
 
 
 def exception(step):
@@ -133,9 +202,20 @@ class Night(TrainingRun):
         rows = [line.split() for line in (self.project / "steps").read_text().splitlines()]
         return next(float(row[1]) for row in rows if int(row[0]) > step and int(row[2]) > attempt) - at
 
+    def incident(self, fault: str) -> dict[str, Any]:
+        """The incident of this fault; empty before there is one."""
+        return next((one for one in self.incidents() if one["fault"] == fault), {})
+
+    def excluded(self) -> list[set[str]]:
+        """For each queued job, the nodes that it avoids."""
+        shown = self.cluster.run(["scontrol", "-o", "show", "job"], self.user, check=True).stdout
+        waiting = [line for line in shown.splitlines() if f"JobName={self.name} " in line and "=PENDING" in line]
+        lists = [line.split("ExcNodeList=")[1].split()[0] for line in waiting]
+        return [set(expand(names)) if names != "(null)" else set() for names in lists]
+
 
 def lose_node(night: Night) -> None:
-    _, node = night.running()
+    node = expand(night.running()[1])[0]
     night.cluster.fail_node(node)
     night.cluster.start_slurmd(node)
 
@@ -149,8 +229,27 @@ def hang_controller(night: Night) -> None:
 
 
 def requeue(night: Night) -> None:
+    night.cluster.resume(BAD_NODE)
+    for node in night.cluster.nodes[NODES:]:  # so that SLURM takes it
+        night.cluster.drain(node)
     job, _ = night.running()
     night.cluster.run(["scontrol", "requeue", job], night.user, check=True)
+
+
+def leave_bad_node(night: Night) -> None:
+    """Let the second attempt fail there; the next one waits in the queue until a watchdog has looked."""
+    for node in night.cluster.nodes[NODES:]:
+        night.cluster.resume(node)
+    night.cluster.run(["scontrol", "update", "partitionname=main", "state=down"], check=True)
+    (night.project / "done.bad_node").touch()
+    night.until(lambda: (given := night.excluded()) and all(BAD_NODE in one for one in given), "the exclusion")
+    night.cluster.run(["scontrol", "update", "partitionname=main", "state=up"], check=True)
+
+
+def ease(night: Night) -> None:
+    night.until(lambda: night.incident("straggler"), "the slow rank to be named")
+    (night.project / "eased.straggler").touch()
+    night.until(lambda: night.incident("straggler")["resolved"], "the rank to be as fast as the others")
 
 
 def shorten(night: Night) -> None:
@@ -169,14 +268,16 @@ class Fault:
     Attributes:
         name: of its function in FAULTS_PY.
         says: for the table.
-        expected: its class in `resil attempts`.
+        expected: its class in `resil attempts`; empty if it ends no attempt.
         outside: does what the training asks for.
+        burns: attempts.
     """
 
     name: str
     says: str
     expected: str
     outside: Callable[[Night], None] | None = None
+    burns: int = 1
 
 
 FAULTS = (
@@ -187,6 +288,9 @@ FAULTS = (
     Fault("controller", "slurmctld hangs while a job ends", "exception", hang_controller),
     Fault("network", "the peer resets the connection", "network"),
     Fault("requeue", "`scontrol requeue`, as preemption does", "stopped", requeue),
+    Fault("bad_node", "a node on which everything fails", "io_error", leave_bad_node, burns=2),
+    Fault("hang", "a rank is stopped (SIGSTOP), the others wait for it", "collective_timeout"),
+    Fault("straggler", "a rank computes three times as long", "", ease, burns=0),
     Fault("nan", "the loss is NaN, once", "nan_loss"),
     Fault("walltime", "the time limit", "stopped", shorten),
     Fault("memory", "the kernel kills in the job's cgroup", "host_oom"),
@@ -222,7 +326,7 @@ def peer() -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one fault cost: attempts that it ended, their classes, and seconds until a later attempt went on."""
+    """What one fault cost: attempts that it ended, their classes, and seconds until a later one went on (0: none)."""
 
     fault: Fault
     burnt: int
@@ -232,8 +336,8 @@ class Cost:
 
     def __str__(self) -> str:
         classes = ", ".join(sorted(self.classes)).replace("_", " ")
-        told = ", ".join(self.told)
-        return f"| {self.fault.says} | {classes} | {self.burnt} | {self.again_s:.0f} s | {told} |"
+        told, again = ", ".join(self.told), f"{self.again_s:.0f} s" if self.again_s else "trains on"
+        return f"| {self.fault.says} | {classes} | {self.burnt} | {again} | {told} |"
 
 
 def costs_of(night: Night, rows: list[dict[str, Any]], incidents: list[dict[str, Any]]) -> list[Cost]:
@@ -245,22 +349,71 @@ def costs_of(night: Night, rows: list[dict[str, Any]], incidents: list[dict[str,
         ended = [row["failure"]["failure"] for row in launched if first <= row["attempt"] < after]
         ended = [name for name in ended if name != "finished"]
         told = tuple(f"{one['check']}: {one['fault']}" for one in incidents if begin <= one["opened"] < end)
-        found.append(Cost(fault, len(ended), set(ended), night.trains_again_s(fault.name), told))
+        again_s = night.trains_again_s(fault.name) if ended else 0.0
+        found.append(Cost(fault, len(ended), set(ended), again_s, told))
     return found
 
 
-def test_a_training_meets_a_dozen_faults_in_a_night_and_finishes_by_itself() -> None:
-    with receivers() as inbox, peer() as port, disk_of(Cluster.users[0]) as disk, Cluster(nodes=3) as cluster:
+def check_hang(night: Night, rows: list[dict[str, Any]]) -> str:
+    """The page is written once, before the one act, and all that know of the hang name the right rank. Return it."""
+    attempt = night.met("hang")[2]
+    row = next(one for one in rows if one["attempt"] == attempt)
+    node = expand(row["nodes"])[HANGS // 2]
+    (page,), (text,), (acted,) = (
+        sorted((night.directory / "hangs").glob(f"*.{kind}")) for kind in ("html", "txt", "acted")
+    )
+    record = json.loads(acted.read_text())
+    assert (record["rank"], record["host"], record["on_hang"]) == (HANGS, node, "restart_step"), record
+    assert "failed" not in record["did"] and page.stat().st_mtime <= record["time"] <= row["end_time"], "evidence first"
+    assert (row["failure"]["rank"], row["failure"]["host"]) == (HANGS, node)
+    who = f"rank {HANGS} on {node}: "
+    assert f"a watchdog ended it because it hung: {who}stopped by a signal" in night.ask("why", row["job"])
+    assert who in page.read_text() and who in text.read_text()
+    (told,) = [one for one in night.inbox.texts if f"evidence: {page}" in one and "RESOLVED" not in one]
+    assert f"{who}stopped by a signal" in told and record["did"] in told, told
+    assert night.end(attempt)["burnt"] <= 1, "it had made progress"
+    return page.read_text()
+
+
+def check_nodes(night: Night, rows: list[dict[str, Any]]) -> None:
+    """The bad node was avoided as from the third attempt, and the node of the slow rank is known, and was not."""
+    nodes = {one["node"]: one for one in json.loads(night.ask("nodes", "--json"))["nodes"]}
+    first = night.met("bad_node")[2]
+    there = [row["attempt"] for row in rows if BAD_NODE in expand(row["nodes"])]
+    assert there == [first, first + 1], "two attempts, and none after them"
+    assert nodes[BAD_NODE]["state"] == "excluded", nodes
+    assert f"attempt {first + 2} " in night.ask("nodes", "report", BAD_NODE), "the proof"
+    slow = next(row for row in rows if row["attempt"] == night.met("straggler")[2])
+    node = expand(slow["nodes"])[SLOW // 2]
+    assert night.incident("straggler")["summary"].startswith(f"rank {SLOW} on {node} takes "), night.incident(
+        "straggler"
+    )
+    assert "slow" in {fact["source"] for fact in nodes[node]["evidence"]} and nodes[node]["state"] != "excluded", nodes
+
+
+def check_told(night: Night) -> None:
+    """Whatever is told is told once for each verdict, and so is its end."""
+    heads = [text.splitlines()[0] for text in night.inbox.texts]
+    ids = {match[1] for head in heads if (match := re.search(r"\(([0-9a-f]{6,})\)$", head))}
+    for one in ids:
+        verdicts = [head.split(":")[0] for head in heads if head.endswith(f"({one})")]
+        assert len(verdicts) == len(set(verdicts)) and sum("RESOLVED" in word for word in verdicts) == 1, verdicts
+
+
+def test_a_training_meets_fifteen_faults_in_a_night_and_finishes_by_itself() -> None:
+    with receivers() as inbox, peer() as port, disk_of(Cluster.users[0]) as disk, Cluster(nodes=5) as cluster:
         if cluster.proctrack != "cgroup":
             pytest.skip("the cluster has no memory cgroup here, which one of the faults needs")
         night = Night(cluster, "gpt", inbox=inbox)
         night.disk = disk
         cluster.run(["mkdir", str(night.project)], night.user, check=True)
         cluster.run(["ln", "-s", str(disk), "checkpoints"], night.user, night.project, check=True)
+        cluster.drain(BAD_NODE)
         began = time.monotonic()
+        known = {"port": port, "bad_node": BAD_NODE, "hangs": HANGS, "slow": SLOW}
         with night.watched():
-            faults = FAULTS_PY.format(port=port, faults=[fault.name for fault in FAULTS], last=0)
-            night.begin(faults, array="3", keep_queued=6)
+            faults = FAULTS_PY.format(faults=[fault.name for fault in FAULTS], last=0, **known)
+            night.begin(faults, array="3", keep_queued=6, settings=PARALLEL)
             for fault in FAULTS:
                 if fault.outside is not None:
                     night.until((night.project / f"asked.{fault.name}").exists, f"the fault {fault.name}")
@@ -273,27 +426,34 @@ def test_a_training_meets_a_dozen_faults_in_a_night_and_finishes_by_itself() -> 
             night.until(lambda: night.is_finished, "the run to finish by itself")
             took_s = time.monotonic() - began
             night.until(lambda: all(one["resolved"] for one in night.incidents()), "all incidents to be resolved")
-        if svg := os.environ.get("RESIL_NIGHT_SVG"):
-            night.ask("attempts", "--svg", "night.svg")
-            Path(svg).parent.mkdir(parents=True, exist_ok=True)
-            Path(svg).write_text((night.project / "night.svg").read_text())
         calm = TrainingRun(cluster, "calm")
-        calm.begin(FAULTS_PY.format(port=port, faults=[], last=int(night.final.split()[0])), array="1")
+        faults = FAULTS_PY.format(faults=[], last=int(night.final.split()[0]), **known | {"bad_node": ""})
+        calm.begin(faults, array="1", settings=PARALLEL)
         calm.until(lambda: calm.is_finished, "the same training without faults")
         rows, incidents, ends = night.attempts(), night.incidents(), (night.final, calm.final)
         submitted = {one["token"] for one in read_lines(night.directory / SUBMISSIONS) if one["event"] == "submitted"}
 
         costs = costs_of(night, rows, incidents)
+        print(f"\n{len(rows)} attempts in {took_s:.0f} s; jobs were queued {len(submitted)} times\n")
+        print("| fault | class | jobs burnt | trains again after | told |\n|---|---|---|---|---|")
+        print(*costs, *(text.splitlines()[0] for text in inbox.texts), sep="\n")
+        page = check_hang(night, rows)
+        if svg := os.environ.get("RESIL_NIGHT_SVG"):
+            night.ask("attempts", "--svg", "night.svg")
+            Path(svg).parent.mkdir(parents=True, exist_ok=True)
+            Path(svg).write_text((night.project / "night.svg").read_text())
+            Path(svg).with_name("hang.html").write_text(page)
+        check_nodes(night, rows)
+        check_told(night)
 
-    print(f"\n{len(rows)} attempts in {took_s:.0f} s; jobs were queued {len(submitted)} times\n")
-    print("| fault | class | jobs burnt | trains again after | told |\n|---|---|---|---|---|")
-    print(*costs, *(text.splitlines()[0] for text in inbox.texts), sep="\n")
     assert ends[0] == ends[1], "the state is that of a training without faults"
-    assert [cost.classes for cost in costs] == [{fault.expected} for fault in FAULTS]
-    assert [cost.burnt for cost in costs[:-1]] == [1] * (len(FAULTS) - 1) and costs[-1].burnt <= 4, (
+    assert [cost.classes for cost in costs] == [{fault.expected} - {""} for fault in FAULTS]
+    assert [cost.burnt for cost in costs[:-1]] == [fault.burns for fault in FAULTS[:-1]] and costs[-1].burnt <= 4, (
         "three without progress"
     )
     assert rows[-1]["failure"]["failure"] == "finished"
     assert max(len(cost.told) for cost in costs[:-1]) <= 1, "one incident at the most"
+    told = {cost.fault.name: cost.told for cost in costs}
+    assert (told["hang"], told["straggler"]) == (("log: no-progress",), ("ranks: straggler",))
     assert len(set(costs[-1].told)) == len(costs[-1].told), "and of the disk, one of each watchdog's faults"
     assert len(submitted) > 2, "an array of three does not last for the night"

@@ -12,14 +12,15 @@ from typing import Any
 from resilience.demo.receivers import Inbox
 from tests.lab.slurm.cluster_run import ClusterRun
 
-# Its state depends on each step, in order. `fault.py` is the test's: is_last(step, resumed), and meet(step, resumed),
-# which fails, or returns a loss.
+# Its state depends on each step, in order; rank 0 writes. `fault.py` is the test's: is_last(step, resumed), and
+# meet(step, resumed), which fails, or returns a loss.
 TRAINING = """\
 import hashlib, os, pickle, sys, time
 from pathlib import Path
 from resilience.guard import TrainingGuard
 
 checkpoints = Path("checkpoints")
+is_first = os.environ.get("RANK", "0") == "0"
 
 
 def newest():
@@ -36,6 +37,8 @@ def load(path):
 
 
 def save(step, state):
+    if not is_first:
+        return
     part = checkpoints / "part"
     with open(part, "wb") as file:
         pickle.dump((step, state, bytes(2**16)), file)
@@ -51,7 +54,7 @@ def main():
     with TrainingGuard.from_env() as guard:
         if guard.should_stop_early():
             sys.exit(guard.exit_code)
-        if (after := guard.resumed_after) is not None:
+        if is_first and (after := guard.resumed_after) is not None:
             Path("told").open("a").write(f"{after.step} {after.times}\\n")
         if newest():
             step, state, _ = load(newest()[-1])
@@ -67,11 +70,13 @@ def main():
             if decision.save or step % 10 == 0 or is_over:
                 with guard.saving():
                     save(step, state)
-            with open("steps", "a") as file:
-                file.write(f"{step} {time.time()} {os.environ['RESIL_ATTEMPT']}\\n")
+            if is_first:
+                with open("steps", "a") as file:
+                    file.write(f"{step} {time.time()} {os.environ['RESIL_ATTEMPT']}\\n")
             if is_over:
                 guard.finished()
-                Path("final").write_text(f"{step} {state.hex()}")
+                if is_first:
+                    Path("final").write_text(f"{step} {state.hex()}")
             is_over = is_over or decision.stop
     sys.exit(guard.exit_code)
 
@@ -127,10 +132,10 @@ class TrainingRun(ClusterRun):
     inbox: Inbox = field(default_factory=Inbox)
     episodes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def begin(self, faults: str, *, array: str = "10", keep_queued: int = 0) -> None:
+    def begin(self, faults: str, *, array: str = "10", keep_queued: int = 0, settings: str = SETTINGS) -> None:
         """Write its files, and submit it."""
         webhook = self.project / "webhook"
-        text = SETTINGS.format(name=self.name, array=array, keep_queued=keep_queued, webhook=webhook)
+        text = settings.format(name=self.name, array=array, keep_queued=keep_queued, webhook=webhook)
         self.write("resil.toml", text)
         self.write("webhook", self.inbox.slack_url)
         self.cluster.run(["chmod", "600", str(webhook)], check=True)
