@@ -80,7 +80,7 @@ def record_hang(project: Project, directory: RunDirectory, why: str) -> Hang | N
         write_atomic(text, f"{why}\n", mode=directory.file_mode, durable=False)  # others need not collect it too
         found = collect(project, directory)
         lines = (why, "", *(line for one in found for line in (*render_text(one), "")))
-        write_atomic(hang.page, render_html(found), mode=directory.file_mode, durable=False)
+        write_atomic(hang.page, render_html(found, why), mode=directory.file_mode, durable=False)
         write_atomic(text, "\n".join(lines) + "\n", mode=directory.file_mode, durable=False)
     return replace(hang, lines=lines)
 

@@ -23,8 +23,10 @@ _STYLE = """\
 body { background: var(--paper); color: var(--ink); font: 15px/1.45 sans-serif; max-width: 1000px; margin: 2em auto;
   padding: 0 1em }
 h1 { font-size: 1.3em; overflow-wrap: anywhere } h2 { font-size: 1.05em; margin-top: 1.8em }
-table { border-collapse: collapse; width: 100% } td, th { border-bottom: 1px solid var(--line); padding: .3em .6em;
-  text-align: left; vertical-align: top; overflow-wrap: anywhere }
+.wide { overflow-x: auto } table { border-collapse: collapse; width: 100% }
+td, th { border-bottom: 1px solid var(--line); padding: .3em .6em; text-align: left; vertical-align: top;
+  white-space: nowrap }
+td:last-child { white-space: normal; overflow-wrap: anywhere; min-width: 10em }
 tr.odd td { color: var(--odd); font-weight: bold } .dim { color: var(--dim) }
 pre { background: var(--soft); border: 1px solid var(--line); border-radius: 6px; padding: .7em; overflow-x: auto;
   font-size: 13px } summary { cursor: pointer }
@@ -47,10 +49,13 @@ def render_text(evidence: Evidence) -> list[str]:
     return lines + (["", *evidence.dumps] if evidence.dumps else [])
 
 
-def render_html(pages: Sequence[Evidence]) -> str:
-    """Return one HTML document for the evidence of each job: readable in light and dark, and printable."""
+def render_html(pages: Sequence[Evidence], why: str = "") -> str:
+    """Return one HTML document for the evidence of each job: readable in light and dark, and printable.
+
+    `why`: how the hang was found; empty if nothing says that there is one.
+    """
     title = escape(_title(pages[0]))
-    body = [part for evidence in pages for part in _section(evidence)]
+    body = [part for evidence in pages for part in _section(evidence, why)]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
     style = f"<style>\n{_STYLE}\n</style>"
     return "\n".join(
@@ -58,11 +63,13 @@ def render_html(pages: Sequence[Evidence]) -> str:
     )
 
 
-def _section(evidence: Evidence) -> Iterable[str]:
+def _section(evidence: Evidence, why: str) -> Iterable[str]:
     yield f"<h1>{escape(evidence.groups.sentence)}</h1>"
     hosts = len({one.host for one in evidence.ranks})
     where = f"{plural(len(evidence.ranks), 'rank')} on {plural(hosts, 'node')}"
     yield f'<p class="dim">{escape(_title(evidence))}, {where}</p>'
+    if why:
+        yield f"<p>{escape(why)}</p>"
     yield from (f'<p class="dim">{escape(note)}</p>' for note in evidence.notes)
     yield from (f"<p>{escape(said)}</p>" for said in evidence.nccl)
     groups = evidence.groups.groups
@@ -75,14 +82,14 @@ def _section(evidence: Evidence) -> Iterable[str]:
     if evidence.dumps:
         yield f"<pre>{escape(chr(10).join(evidence.dumps))}</pre>"
     columns = "".join(f"<th>{name}</th>" for name in ("Rank", "Node", "Pid", "Step", "Phase", "Where"))
-    yield f"<h2>Ranks</h2><table><tr>{columns}</tr>"
+    yield f'<h2>Ranks</h2><div class="wide"><table><tr>{columns}</tr>'
     odd = {one.rank: one.why for one in evidence.groups.odd}
     places = {rank: describe(one) for one in groups for rank in one.ranks} | odd
     for rank in sorted(evidence.ranks, key=lambda rank: (rank.rank not in odd, rank.rank)):
         cells = (rank.rank, rank.host, rank.pid, rank.step, rank.phase, places.get(rank.rank, ""))
         row = "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
         yield f'<tr class="odd">{row}</tr>' if rank.rank in odd else f"<tr>{row}</tr>"
-    yield "</table><h2>All threads</h2>"
+    yield "</table></div><h2>All threads</h2>"
     texts = _texts(evidence, odd)
     for rank in texts:
         text = escape(cut(rank.text, LONGEST_TEXT))

@@ -54,6 +54,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_fits_dark_screens_and_paper()
     assert page.startswith("<!DOCTYPE html>") and page.endswith("</body></html>\n")
     assert "prefers-color-scheme: dark" in page and "@media print" in page
     assert not any(word in page for word in ("http", "<script", "src=", "<link", "url("))
+    assert "<p>no new step for 2 min &lt;59&gt;</p>" in render_html([evidence()], "no new step for 2 min <59>")
 
 
 def test_the_page_shows_the_odd_ranks_first_and_all_threads_of_each_rank() -> None:

@@ -48,7 +48,7 @@ HANGS, SLOW = 3, 2
 # Guards look at their ranks 20 times a second, instead of once, so that a slow rank is found within a minute.
 PARALLEL = (
     SETTINGS.replace('"python train.py"\n', '"python train.py"\ntemplate = "srun"\n')
-    .replace('["job", "log"]', '["job", "log", "ranks"]\n[watch.log]\non_hang = "restart_step"')
+    .replace('["job", "log"]', '["job", "log", "ranks"]\n[watch.log]\ntimeout_s = 120\non_hang = "restart_step"')
     .replace("poll_s = 0.3", "poll_s = 0.05")
     .replace('mem = "400M"', f'mem = "1500M"\nnodes = {NODES}\nntasks-per-node = 2')
 )
@@ -115,6 +115,7 @@ def bad_node(step):
 
 
 def hang(step):
+    Path("asked.hang").touch()
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -246,6 +247,10 @@ def leave_bad_node(night: Night) -> None:
     night.cluster.run(["scontrol", "update", "partitionname=main", "state=up"], check=True)
 
 
+def wait_for_act(night: Night) -> None:
+    night.until(lambda: any((night.directory / "hangs").glob("*.acted")), "a watchdog to end what hangs")
+
+
 def ease(night: Night) -> None:
     night.until(lambda: night.incident("straggler"), "the slow rank to be named")
     (night.project / "eased.straggler").touch()
@@ -289,7 +294,7 @@ FAULTS = (
     Fault("network", "the peer resets the connection", "network"),
     Fault("requeue", "`scontrol requeue`, as preemption does", "stopped", requeue),
     Fault("bad_node", "a node on which everything fails", "io_error", leave_bad_node, burns=2),
-    Fault("hang", "a rank is stopped (SIGSTOP), the others wait for it", "collective_timeout"),
+    Fault("hang", "a rank is stopped (SIGSTOP), the others wait for it", "collective_timeout", wait_for_act),
     Fault("straggler", "a rank computes three times as long", "", ease, burns=0),
     Fault("nan", "the loss is NaN, once", "nan_loss"),
     Fault("walltime", "the time limit", "stopped", shorten),
