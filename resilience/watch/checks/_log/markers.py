@@ -19,13 +19,13 @@ FATAL: dict[str, bytes] = {
     "crash": rb"Segmentation fault|SIGSEGV|\bcore dumped\b|Fatal Python error",
     "killed": rb"\bSIGKILL\b|is killed by signal: |exitcode\s*:\s*-9\b|^Killed$|signal 9\b",
     "disk": rb"No space left on device|Disk quota exceeded|Stale file handle",
-    "launch": rb"srun: error: \S+ tasks? [^:]{1,200}:|ChildFailedError"
+    "launch": rb"srun: error: \S+ tasks? [^:]{1,200}:(?! Exited with exit code 75\b)|ChildFailedError"
     rb"|torch\.distributed\.elastic\.multiprocessing\.errors",
 }
-"""Errors that a training does not survive: display name -> pattern."""
+"""Errors that a training does not survive: display name -> pattern. Exit code 75 is that of a stop on purpose."""
 
 ORDINARY: dict[str, bytes] = {
-    "slurm": rb"srun: error:|slurmstepd: error:",
+    "slurm": rb"srun: error:(?!.{1,200}: Exited with exit code 75\b)|slurmstepd: error:",
     "exception": rb"^(?:\[[^\]]{1,40}\]:?\s*|\s{0,6}\d{1,6}: )?(?:[A-Za-z_][\w.]{0,80}\.)?"
     rb"[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?::|$)",
 }

@@ -293,6 +293,13 @@ def test_a_fatal_error_is_quoted_at_once_and_gone_with_the_next_step(watchdog: L
     assert watchdog.outcome() == "OK"
 
 
+def test_a_guard_that_stops_on_purpose_under_srun_is_no_error(watchdog: LogWatcher) -> None:
+    watchdog.write(f"{steps(1, 9)}srun: error: n17: tasks 0-3: Exited with exit code 75\n")
+    assert watchdog.outcome() == "OK"
+    watchdog.write("srun: error: n17: task 3: Exited with exit code 7\n")
+    assert watchdog.outcome() == "CRITICAL failing"
+
+
 # Files
 
 
