@@ -74,7 +74,7 @@ def _section(evidence: Evidence, why: str) -> Iterable[str]:
     yield from (f"<p>{escape(said)}</p>" for said in evidence.nccl)
     groups = evidence.groups.groups
     if groups:
-        yield f"<h2>{plural(len(groups), 'place')}, the most ranks first</h2>"
+        yield f"<h2>{plural(len(groups), 'place')}{', the most ranks first' if len(groups) > 1 else ''}</h2>"
     for one in groups:
         yield f"<p>{escape(_head(one, evidence))}</p><pre>{escape(chr(10).join(_frames(one.frames)))}</pre>"
     for host, log in evidence.kernel:
