@@ -18,6 +18,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,11 +46,13 @@ NODES, BAD_NODE = 2, "n1"
 HANGS, SLOW = 3, 2
 """Ranks; the other faults are of rank 0."""
 
-# Guards look at their ranks 20 times a second, instead of once, so that a slow rank is found within a minute.
+# Guards look at their ranks 20 times a second, instead of once, so that a slow rank is found within a minute; and as one
+# attempt after the other fails, each is told by itself.
 PARALLEL = (
     SETTINGS.replace('"python train.py"\n', '"python train.py"\ntemplate = "srun"\n')
     .replace('["job", "log"]', '["job", "log", "ranks"]\n[watch.log]\ntimeout_s = 120\non_hang = "restart_step"')
     .replace("poll_s = 0.3", "poll_s = 0.05")
+    .replace("group_s = 0", "group_s = 0\nflap_count = 0")
     .replace('mem = "400M"', f'mem = "1500M"\nnodes = {NODES}\nntasks-per-node = 2')
 )
 
@@ -237,16 +240,13 @@ def requeue(night: Night) -> None:
 
 
 def leave_bad_node(night: Night) -> None:
-    """Let the second attempt fail there; then a colleague has all nodes for a while, and a watchdog looks meanwhile."""
-    cluster, colleague = night.cluster, night.cluster.users[1]
-    for node in cluster.nodes[NODES:]:
-        cluster.resume(node)
-    options = (f"--nodes={len(cluster.nodes)}", "--exclusive", "--output=/dev/null")
-    job = cluster.sbatch("#!/bin/sh\nsleep 600\n", *options, user=colleague)
-    cluster.run(["scontrol", "update", f"jobid={job}", "priority=4000000000"], check=True)
+    """Let the second attempt fail there; the next one waits in the queue until a watchdog has looked."""
+    for node in night.cluster.nodes[NODES:]:
+        night.cluster.resume(node)
+    night.cluster.run(["scontrol", "update", "partitionname=main", "state=down"], check=True)
     (night.project / "done.bad_node").touch()
     night.until(lambda: (given := night.excluded()) and all(BAD_NODE in one for one in given), "the exclusion")
-    cluster.run(["scancel", job], colleague, check=True)
+    night.cluster.run(["scontrol", "update", "partitionname=main", "state=up"], check=True)
 
 
 def wait_for_act(night: Night) -> None:
@@ -460,9 +460,9 @@ def test_a_training_meets_fifteen_faults_in_a_night_and_finishes_by_itself() -> 
         assert cost.classes in ([{name} for name in cost.fault.expected] or [set()]), cost
         assert cost.burnt == cost.fault.burns or (cost.fault.name == "disk" and cost.burnt == 3), cost
     assert rows[-1]["failure"]["failure"] == "finished"
-    told = {cost.fault.name: cost.told for cost in costs}
-    assert (told["hang"], told["straggler"]) == (("log: no-progress",), ("ranks: straggler",))
-    disk_told = told.pop("disk")
-    assert len(set(disk_told)) == len(disk_told), "one of each watchdog's faults"
-    assert max(map(len, told.values())) <= 1, "one incident at the most"
+    told = {cost.fault.name: Counter(cost.told) for cost in costs}
+    assert told["hang"]["log: no-progress"] == told["straggler"]["ranks: straggler"] == 1, told
+    for cost in costs:
+        most = max(told[cost.fault.name].values(), default=0)
+        assert most <= max(1, cost.burnt), f"one of each watchdog's faults for each attempt: {cost}"
     assert len(submitted) > 2, "an array of three does not last for the night"
