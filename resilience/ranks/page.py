@@ -26,7 +26,7 @@ h1 { font-size: 1.3em; overflow-wrap: anywhere } h2 { font-size: 1.05em; margin-
 .wide { overflow-x: auto } table { border-collapse: collapse; width: 100% }
 td, th { border-bottom: 1px solid var(--line); padding: .3em .6em; text-align: left; vertical-align: top;
   white-space: nowrap }
-td:last-child { white-space: normal; overflow-wrap: anywhere; min-width: 10em }
+td:last-child { white-space: normal; overflow-wrap: anywhere; min-width: 8em }
 tr.odd td { color: var(--odd); font-weight: bold } .dim { color: var(--dim) }
 pre { background: var(--soft); border: 1px solid var(--line); border-radius: 6px; padding: .7em; overflow-x: auto;
   font-size: 13px } summary { cursor: pointer }
@@ -74,7 +74,7 @@ def _section(evidence: Evidence, why: str) -> Iterable[str]:
     yield from (f"<p>{escape(said)}</p>" for said in evidence.nccl)
     groups = evidence.groups.groups
     if groups:
-        yield f"<h2>{plural(len(groups), 'place')}{', the most ranks first' if len(groups) > 1 else ''}</h2>"
+        yield f"<h2>Stacks{f' at {len(groups)} places, the most ranks first' if len(groups) > 1 else ''}</h2>"
     for one in groups:
         yield f"<p>{escape(_head(one, evidence))}</p><pre>{escape(chr(10).join(_frames(one.frames)))}</pre>"
     for host, log in evidence.kernel:

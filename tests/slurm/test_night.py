@@ -46,8 +46,8 @@ NODES, BAD_NODE = 2, "n1"
 HANGS, SLOW = 3, 2
 """Ranks; the other faults are of rank 0."""
 
-# Guards look at their ranks 20 times a second, instead of once, so that a slow rank is found within a minute; and as one
-# attempt after the other fails, each is told by itself.
+# Guards look at their ranks 20 times a second, instead of once, so that a slow rank is found within a minute. Attempts
+# fail one after the other, and each is told by itself.
 PARALLEL = (
     SETTINGS.replace('"python train.py"\n', '"python train.py"\ntemplate = "srun"\n')
     .replace('["job", "log"]', '["job", "log", "ranks"]\n[watch.log]\ntimeout_s = 120\non_hang = "restart_step"')
