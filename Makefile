@@ -3,7 +3,7 @@
 #   make test    lint, types, layers and every test; real SLURM and its accounting where they can be installed; the tests
 #                of `make quick` on each other Python from 3.11 to 3.14
 #   make quick   lint, types, layers and the tests without SLURM, frameworks and long waits: a minute
-.PHONY: demo test packages environment compiled frameworks browser quick lint size bench soak night releases coverage docs docs-site \
+.PHONY: demo test packages environment compiled frameworks trackers browser quick lint size bench soak night releases coverage docs docs-site \
 	docs-serve dist lock clean
 
 # Tests start Python a thousand times: compiled once, it starts in half the time.
@@ -17,7 +17,7 @@ demo:
 	@scripts/environment
 	@$(BIN)/resil demo
 
-# make test WITH=frameworks: the tests of tests/integrations as well. WITH=browser: the report in a real browser.
+# make test WITH=frameworks: the tests of tests/integrations as well. WITH=trackers, WITH=browser: others.
 test:
 	@$(MAKE) -j4 --output-sync=target --no-print-directory lint packages compiled $(WITH)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q
@@ -28,6 +28,10 @@ packages:
 
 environment:
 	@scripts/environment dev
+
+# Frameworks that find one of them use it by themselves: not beside those of `frameworks`.
+trackers: environment
+	@$(BIN)/python -m pip install -q --no-compile wandb mlflow-skinny tensorboard
 
 # A hundred megabytes.
 browser:
