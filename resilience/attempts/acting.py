@@ -22,6 +22,7 @@ from resilience.attempts.breaker import (
     nodes_of,
     treatment_of,
     treatment_of_class,
+    with_progress,
 )
 from resilience.attempts.classify import ASKED_FOR, sign_of_bad_node
 from resilience.attempts.elsewhere import (
@@ -305,17 +306,26 @@ def open_by_hand(project: Project, directory: RunDirectory, why: str, by: str = 
 def close_by_hand(project: Project, directory: RunDirectory) -> Done:
     """Close the breaker of a run: attempts up to now count no more, and the jobs that it holds are released.
 
+    So do the nodes that it avoids, except those that people excluded and those without which it has made progress since.
     Raise SchedulerUnavailable if they could not be; then it is closed, and another call releases them.
     """
     write_closed(directory, _newest(directory), project.system.clock.now(), project.system.host.user)
     done, now, who = close(project, directory), project.system.clock.now(), project.system.host.user
     by_hand = {one.node for one in read_standings(project) if one.state is NodeState.EXCLUDED and one.by_hand}
-    forgiven = [one.host for one in read_excluded(directory) if one.host not in by_hand]
+    rows = read_ledger(directory)
+    fine = with_progress(rows)
+    good = [row for row in rows if row.attempt in fine]
+    kept = {
+        one.host: one.why
+        for one in read_excluded(directory)
+        if one.host in by_hand or any(row.start_time >= one.since and one.host not in nodes_of(row) for row in good)
+    }
+    forgiven = [one.host for one in read_excluded(directory) if one.host not in kept]
     why = f"{who} closed the breaker of {directory.run}"
     evidence_folder(project).add(
         [Evidence(node=host, time=now, source=Source.ALLOWED, why=why, about=f"{directory.path} closed {now}", by=who)
          for host in forgiven], now)  # fmt: skip
-    return replace(done, changed=go_elsewhere(project, directory, {}, read_standings(project)))
+    return replace(done, changed=go_elsewhere(project, directory, kept, read_standings(project)))
 
 
 def close(project: Project, directory: RunDirectory) -> Done:

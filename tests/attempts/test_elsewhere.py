@@ -303,6 +303,20 @@ def test_whoever_closes_the_breaker_allows_its_nodes_for_all_runs_but_not_those_
     assert run.act() == "" and excluded(run) == {"50": "n8"}
 
 
+def test_a_node_without_which_the_run_made_progress_is_not_allowed_with_the_breaker(run: Run) -> None:
+    """The breaker opened for something else since, and closing it brought the bad node back."""
+    run.fails("", end="terminated", save=10, node="n8")
+    run.fails(GPU, GPU, node="n7")
+    run.act()
+    run.fails("", end="terminated", save=20, node="n8", ago_s=-60)
+    run.clock.time += 80
+    run.fails(DISK, node="n9", ago_s=-90)
+    run.clock.time += 30
+    assert "opens" in run.act() and excluded(run) == {"50": "n7"}
+    assert close_by_hand(run.project, run.directory).changed == ""
+    assert excluded(run) == {"50": "n7"} and state_of(run) is State.EXCLUDED
+
+
 def test_beyond_the_cap_nodes_stay_in_use(run: Run) -> None:
     run.queue.cluster = tuple(replace(node, state="ALLOCATED") for node in run.queue.cluster)
     knows(run, Source.CHECK, "n7")
