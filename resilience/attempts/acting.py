@@ -306,7 +306,9 @@ def open_by_hand(project: Project, directory: RunDirectory, why: str, by: str = 
 def close_by_hand(project: Project, directory: RunDirectory) -> Done:
     """Close the breaker of a run: attempts up to now count no more, and the jobs that it holds are released.
 
-    So do the nodes that it avoids, except those that people excluded and those without which it has made progress since.
+    The nodes that it avoids are allowed, except those that people excluded, and those without which it has made
+    progress since.
+
     Raise SchedulerUnavailable if they could not be; then it is closed, and another call releases them.
     """
     write_closed(directory, _newest(directory), project.system.clock.now(), project.system.host.user)

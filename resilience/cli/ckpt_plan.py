@@ -77,7 +77,11 @@ def plan(
     found.add("bytes", parse_bytes(size) if size else None, "given")
     if run or not {"stall_s", "durable_s"} & found.values.keys():
         project = open_project(config)
-        directory = project.existing(run)
+        try:
+            directory = project.existing(run)
+        except UsageError as error:
+            hint = f"{error.hint}; or give numbers: resil ckpt plan --save-s 60"
+            raise UsageError(error.message, hint=error.hint if run else hint) from None
         look(found, project, directory)
         _add_store(found, project, directory)
     known = found.known()

@@ -44,6 +44,13 @@ def test_without_a_failure_rate_there_is_a_bound_and_no_number(shell: Shell) -> 
     assert chosen["interval_s"] == pytest.approx(1035.0) and chosen["loss"]["lost"] is None
 
 
+def test_before_the_first_submission_it_is_a_calculator(shell: Shell) -> None:
+    shell.settings(SETTINGS)
+    said = shell.resil("ckpt", "plan")
+    assert said.code == 2 and "resil submit" in said.err and "resil ckpt plan --save-s 60" in said.err
+    assert shell.resil("ckpt", "plan", "--save-s", "60").code == 0
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
