@@ -65,11 +65,8 @@ def own_host(environ: Mapping[str, str]) -> str:
     return environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
-def ask_here(
-    checks: Mapping[str, Check], expected: Expected, environ: Mapping[str, str], torch: TorchChild | None = None
-) -> NodeReading:
-    """Probe this node, all checks at the same time, each in a child with its deadline; then compute with torch."""
-    end = time.monotonic() + READY_S
+def ask_here(checks: Mapping[str, Check], expected: Expected, environ: Mapping[str, str]) -> NodeReading:
+    """Probe this node, all checks at the same time, each in a child with its deadline."""
     readings: dict[str, Any] = {}
     errors, hung = {}, []
     works = {name: (partial(check.probe, expected, environ), check.deadline_s) for name, check in checks.items()}
@@ -80,11 +77,17 @@ def ask_here(
             errors[name] = answer.error.message
             if answer.is_overdue:
                 hung.append(name)
-    if torch is not None:
-        torch.wait_ready(max(0.1, end - time.monotonic()))
-        if torch.device and isinstance(figures := readings.get("compute"), dict):
-            figures |= torch.products(PRODUCTS_S)
     return NodeReading(host=own_host(environ), kind=_kind(), readings=readings, errors=errors, hung=tuple(hung))
+
+
+def with_products(reading: NodeReading, torch: TorchChild | None, timeout_s: float = READY_S) -> NodeReading:
+    """Return the reading with times of products of matrices, if torch is imported in time, and `compute` is checked."""
+    if torch is None:
+        return reading
+    torch.wait_ready(max(0.1, timeout_s))
+    if not torch.device or (figures := reading.readings.get("compute")) is None:
+        return reading
+    return replace(reading, readings={**reading.readings, "compute": {**figures, **torch.products(PRODUCTS_S)}})
 
 
 def _kind() -> str:
@@ -180,9 +183,11 @@ def main(order: str) -> int:
     given = asked["expected"]
     expected = Expected(**{**given, "mounts": tuple(given["mounts"])})
     environ = dict(os.environ)
-    host = own_host(environ)
+    host, end = own_host(environ), time.monotonic() + READY_S
+    found = ask_here(load_checks(asked["checks"]), expected, environ)
+    # Torch begins after the probes: beside them, on the few processors of a step, they could exceed their deadlines.
     with socket.create_server(("", 0)) as listener, idle_torch(expected, environ) as torch:
-        reading = asdict(ask_here(load_checks(asked["checks"]), expected, environ, torch))
+        reading = asdict(with_products(found, torch, end - time.monotonic()))
         has = {"device": torch.device, "port": torch.port} if torch is not None else {"device": "", "port": 0}
         address = (_address(host), listener.getsockname()[1])
         _say({"host": host, "probed": reading, "torch": has, "address": address, "sent": time.time()})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.hostlist import expand
 from resilience.messages import suggest
-from resilience.nodes.check import Asked, ask_here, ask_nodes, load_checks
+from resilience.nodes.check import Asked, ask_here, ask_nodes, load_checks, with_products
 from resilience.nodes.checks import Expected, Outcome
 from resilience.nodes.evidence import Evidence, Source, evidence_folder
 from resilience.nodes.fleet import chosen, figures_of, judge_nodes, parse_rule, with_faults
@@ -91,8 +91,9 @@ def check_nodes(project: Project, target: CheckTarget, only: Sequence[str] = ())
     if target.hosts:
         asked = ask_nodes(srun_command(target.job, target.hosts), target.hosts, checks, expected)
     else:
+        found = ask_here(checks, expected, environ)
         with idle_torch(expected, environ) as torch:
-            asked = Asked((ask_here(checks, expected, environ, torch),))
+            asked = Asked((with_products(found, torch),))
     path = state_dir / "nodes" / "history.jsonl"
     history = list(read_lines(path))[-KEPT_LINES:]
     reports = judge_nodes(asked.nodes, checks, expected, settings.rules, history)

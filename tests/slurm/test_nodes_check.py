@@ -132,3 +132,5 @@ def test_a_job_with_a_bad_node_goes_on_without_it(cluster: Cluster, scratch: Pat
     (checked,) = [event for event in run.events(attempt=2) if event["event"] == "nodes_checked"]
     assert checked["code"] == 0 and "no node fails" in checked["said"]
     assert "n1" not in cluster.squeue("%N", "-j", run.job, "-t", "RUNNING")[0]
+    run.resil("watch", "job")
+    assert not (run.directory / "attempts" / "breaker").exists(), "its full disk holds no job that runs elsewhere"
