@@ -1,7 +1,7 @@
 """Times one call of the guard, of what it replaces, and of its peers, in one process; prints every sample as JSON.
 
 A program of its own: it runs in an environment where the peers are installed, and imports the guard from the directory
-that PYTHONPATH names. `python _guard_costs.py RUN_DIRECTORY SAMPLES`.
+that PYTHONPATH names. `python _guard_costs.py RUN_DIRECTORY SAMPLES [store]`: with a store of checkpoints, no peers.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def main() -> None:
         os.makedirs(os.path.join(run, directory), exist_ok=True)  # noqa: PTH103, PTH118
     environ = {"RESIL_RUN": "bench", "RESIL_RUN_DIR": run, "RESIL_JOB_ID": "1", "RESIL_ATTEMPT": "1"}
     environ["RESIL_END_TIME"] = str(int(time.time()) + 7 * 86400)
-    guard = TrainingGuard.from_env(environ)
+    has_store = sys.argv[3:] == ["store"]
+    guard = _with_store(run, environ) if has_store else TrainingGuard.from_env(environ)
     guard.start()
+    guard.step()  # the first one finishes the start
     empty, notes = Empty(), []
     calls: dict[str, Callable[[int], None]] = {
         "nothing": _nothing,
@@ -58,7 +60,8 @@ def main() -> None:
         "step with loss": lambda count: _steps_with_loss(guard, count),
         "naive": lambda count: _naive(run, count),
     }
-    for name, make in (("accelerate", _accelerate), ("lightning", _lightning), ("nvrx", _nvrx)):
+    peers = () if has_store else (("accelerate", _accelerate), ("lightning", _lightning), ("nvrx", _nvrx))
+    for name, make in peers:
         try:
             calls[name] = make()
         except Exception as error:
@@ -76,6 +79,13 @@ def main() -> None:
     print(json.dumps({"seconds": taken, "tails": tails, "notes": notes}))
     sys.stdout.flush()
     os._exit(0)  # the peers leave threads and processes behind
+
+
+def _with_store(run: str, environ: dict[str, str]) -> TrainingGuard:
+    """Return a guard that saves into a store: in half an hour, since this loop does not save."""
+    from resilience.checkpoints import Store
+
+    return TrainingGuard.from_env(environ, store=Store(os.path.join(run, "checkpoints")), every="30 min")  # noqa: PTH118
 
 
 def _count_for(call: Callable[[int], None]) -> int:

@@ -23,7 +23,9 @@ def run(options: Options) -> Report:
     python, note = peers_interpreter()
     arguments = [str(options.scratch / "run"), str(options.samples)]
     line = run_program("_guard_costs", arguments, python=python, scratch=options.scratch, deadline_s=300)
-    found = json.loads(line)
+    arguments = [str(options.scratch / "store"), str(options.samples), "store"]
+    line_of_store = run_program("_guard_costs", arguments, python=python, scratch=options.scratch, deadline_s=300)
+    found, stored = json.loads(line), json.loads(line_of_store)["seconds"]
     seconds = found["seconds"]
     loop = statistics.median(seconds.pop("nothing"))
     taken = {name: Spread(tuple(max(1e-10, value - loop) for value in values)) for name, values in seconds.items()}
@@ -31,6 +33,9 @@ def run(options: Options) -> Report:
     rows = [Row("guard.step()", step, "an empty method call", taken["empty"], 5)]
     rows += [Row("guard.step()", step, name, taken[key], target) for key, name, target in BASELINES if key in taken]
     rows.append(Row("guard.step(loss)", taken["step with loss"], "guard.step()", step))
+    off = statistics.median(stored["nothing"])
+    with_store = Spread(tuple(max(1e-10, value - off) for value in stored["step"]))
+    rows.append(Row("guard.step() with a store", with_store, "guard.step()", step, 1.1))
     tails = found["tails"]
     ratio = tails["p99.9"] / tails["p50"]
     claims = (
