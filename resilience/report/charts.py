@@ -126,7 +126,7 @@ def gantt(report: Report) -> Markup:
     counts = ", ".join(
         f"{sum(one.outcome is outcome for one in report.attempts)} {outcome}" for outcome in Outcome
     )  # fmt: skip
-    said = f"{plural(len(report.attempts), 'attempt')}: {counts}; {plural(len(report.incidents), 'incident')}"
+    said = f"{plural(len(report.attempts), 'attempt')}: {counts}; {plural(report.found, 'incident')}"
     is_short = len(report.attempts) <= OWN_ROWS
     height, parts = _own_rows(report) if is_short else _shared_rows(report)
     return _chart(height, said, parts)

@@ -73,10 +73,11 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentLine:
-    """One fault that a watchdog found.
+    """One fault that a watchdog found: its newest incident, which is all that the ledger of alerts keeps.
 
     Attributes:
         episode: id, as users type it.
+        times: how many incidents of this fault the run had, with this one; 1 if the fault is of no run.
         verdict: the worst one.
         messages: how often it was notified when it began or lasted; the message of its end does not count.
         resolved: None while it is open.
@@ -94,6 +95,7 @@ class IncidentLine:
     advice: str = ""
     evidence: tuple[str, ...] = ()
     messages: int = 0
+    times: int = 1
     acknowledged_by: str = ""
 
 
@@ -233,6 +235,11 @@ class Report:
         return sum(one.outcome is Outcome.FAILED for one in self.attempts)
 
     @property
+    def found(self) -> int:
+        """Return how many incidents there were, with those that newer ones of the same fault have replaced."""
+        return sum(one.times for one in self.incidents)
+
+    @property
     def headline(self) -> str:
         """Return one sentence: `finished; 12 attempts, 9 failed; 3 incidents, each told once; 91.3 % trained`."""
         parts = [self.state]
@@ -240,7 +247,9 @@ class Report:
             failed = f", {self.failed} of them failed" if self.failed else ", none failed"
             parts.append(plural(len(self.attempts), "attempt") + failed)
         if self.incidents:
-            parts.append(f"{plural(len(self.incidents), 'incident')}, {told(self.incidents)}")
+            faults = "" if self.found == len(self.incidents) else f" of {plural(len(self.incidents), 'fault')}"
+            newest = "the newest: " if faults else ""
+            parts.append(f"{plural(self.found, 'incident')}{faults}, {newest}{told(self.incidents)}")
         if self.time is not None and self.time.ettr is not None:
             parts.append(f"{100 * self.time.ettr:.1f} % of the time trained")
         return "; ".join(parts)

@@ -206,6 +206,7 @@ def _incidents(
             host=one.host,
             advice=cut(one.advice, LINE),
             evidence=tuple(cut(line, LINE) for line in one.evidence[:EVIDENCE_LINES]),
+            times=max(1, one.number) if one.run else 1,
             messages=max(0, one.count - (one.resolved is not None and one.count > 0)),
             acknowledged_by=one.acknowledged_by,
         )

@@ -106,6 +106,17 @@ def test_incidents_are_told_with_their_evidence(shell: Shell) -> None:
     assert "2 incidents, each told once" in page(shell) and "df: 99%" in page(shell)
 
 
+def test_a_fault_that_came_back_is_counted_as_often_as_it_was_found(shell: Shell) -> None:
+    write_attempts(shell.run_dir, 1, is_finished=False)
+    office = Office(shell)
+    for _ in range(3):
+        office.tick(full())
+        office.tick(well())
+    (only,) = told(shell)["incidents"]
+    assert only["times"] == 3
+    assert "3 incidents of 1 fault" in page(shell)
+
+
 def test_checkpoints_are_shown_with_their_verification(shell: Shell) -> None:
     write_attempts(shell.run_dir, 1)
     store = shell.directory / "checkpoints"

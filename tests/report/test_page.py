@@ -188,7 +188,7 @@ def test_three_weeks_with_400_attempts_are_less_than_a_megabyte() -> None:
 # ---- values --------------------------------------------------------------------------------------------------------
 
 
-def incident(messages: int) -> IncidentLine:
+def incident(messages: int, times: int = 1) -> IncidentLine:
     return IncidentLine(
         episode="1",
         check="fs",
@@ -198,6 +198,7 @@ def incident(messages: int) -> IncidentLine:
         summary="",
         opened=1.0,
         messages=messages,
+        times=times,
     )
 
 
@@ -223,6 +224,12 @@ def test_the_headline_is_one_sentence() -> None:
         report.headline,
     )
     assert Report(run="gpt", made_at=1.0, state="not started").headline == "not started"
+
+
+def test_incidents_that_newer_ones_of_the_same_fault_replaced_are_counted() -> None:
+    report = replace(simulated(2, seed=5), incidents=(incident(1, 12), incident(1)))
+    assert "; 13 incidents of 2 faults, the newest: each told once; " in report.headline
+    assert "the newest of 12" in shown(report)[1].text
 
 
 def test_a_restart_is_a_step_back_in_the_chart_and_pauses_of_saves_are_no_lines_of_their_own() -> None:
