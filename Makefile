@@ -80,7 +80,7 @@ soak:
 	RESIL_SOAK=1 $(BIN)/python -m pytest -m soak -q --timeout 7200
 
 # Fifteen faults one after the other in one training on a real SLURM: ten minutes or more. Its timeline goes to
-# build/night.svg, the page about its hang to build/hang.html.
+# build/night.svg, its report to build/night.html, the page about its hang to build/hang.html.
 night:
 	@scripts/environment dev
 	@scripts/system-packages

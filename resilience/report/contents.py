@@ -9,12 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from resilience.attempts.breaker import Treatment, treatment_of
+from resilience.attempts.breaker import MAY_HEAL, Treatment, treatment_of
 from resilience.attempts.ledger import LedgerRow
 from resilience.messages import plural
 from resilience.report.goodput import Category, Goodput, Span
 from resilience.settings.sections import ActSettings
 
+OF_A_NODE = MAY_HEAL | {Treatment.RETRY}
+"""What another node may heal. An exception of the program or a full disk says nothing of the node that showed it."""
 MOST_LINES = 1500
 """Lines of the chart of steps: more than a screen has pixels."""
 
@@ -36,7 +38,7 @@ class AttemptLine:
         outcome: in four words.
         failure: class of its end; empty while it runs.
         reason, quote: why, and the line that decided.
-        blamed: the node that the evidence names; empty: none.
+        blamed: the node that the evidence names, of a failure that another node may heal; empty: none.
         redone_steps: steps that a later attempt had to make again.
     """
 
@@ -294,7 +296,7 @@ def attempt_lines(rows: Sequence[LedgerRow]) -> tuple[AttemptLine, ...]:
                 failure="" if failure is None else failure.failure.text,
                 reason="" if failure is None else failure.reason,
                 quote=failure.quotes[0].text if failure is not None and failure.quotes else "",
-                blamed=failure.host if failure is not None else "",
+                blamed=failure.host if failure is not None and treatment_of(row, ActSettings()) in OF_A_NODE else "",
                 decided=row.decided,
                 first_step=row.first_step,
                 last_step=row.last_step,

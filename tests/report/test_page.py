@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from resilience.attempts.failure import Confidence, Failure, FailureClass
+from resilience.attempts.ledger import LedgerRow
 from resilience.cli.output import plain
 from resilience.quantities import format_duration
-from resilience.report.contents import IncidentLine, Outcome, Report, StepLine, step_lines, told
+from resilience.report.contents import IncidentLine, Outcome, Report, StepLine, attempt_lines, step_lines, told
 from resilience.report.goodput import Category, Span
 from resilience.report.page import render
 from tests.report.simulated import BEGIN, simulated
@@ -230,6 +232,29 @@ def test_incidents_that_newer_ones_of_the_same_fault_replaced_are_counted() -> N
     report = replace(simulated(2, seed=5), incidents=(incident(1, 12), incident(1)))
     assert "; 13 incidents of 2 faults, the newest: each told once; " in report.headline
     assert "the newest of 12" in shown(report)[1].text
+
+
+def test_only_a_failure_that_another_node_may_heal_is_held_against_its_node() -> None:
+    expected = {
+        FailureClass.IO_ERROR: "n2",
+        FailureClass.GPU_FAULT: "n2",
+        FailureClass.COLLECTIVE_TIMEOUT: "n2",
+        FailureClass.SEGFAULT: "n2",
+        FailureClass.EXCEPTION: "",
+        FailureClass.GPU_OOM: "",
+        FailureClass.DISK_FULL: "",
+        FailureClass.NODE_FAILURE: "",
+    }
+    rows = [
+        LedgerRow(
+            attempt=number,
+            job=str(number),
+            start_time=BEGIN,
+            failure=Failure(failure=name, confidence=Confidence.CERTAIN, reason="the log says", rank=0, host="n2"),
+        )
+        for number, name in enumerate(expected, 1)
+    ]
+    assert [one.blamed for one in attempt_lines(rows)] == [*expected.values()]
 
 
 def test_a_restart_is_a_step_back_in_the_chart_and_pauses_of_saves_are_no_lines_of_their_own() -> None:

@@ -6,7 +6,7 @@ which everything fails. Two watchdogs look every few seconds, as from two login 
 a person can do, the test does one thing: it frees the disk and closes the breaker.
 
 The table is printed (`pytest -s`). RESIL_NIGHT_SVG names a file for the timeline that `resil attempts --svg` draws;
-`hang.html` beside it is the page about the hang.
+beside it are the report of the run, with `.html` instead of `.svg`, and `hang.html`, the page about the hang.
 """
 
 from __future__ import annotations
@@ -417,6 +417,37 @@ def check_told(night: Night) -> None:
         assert len(verdicts) == len(set(verdicts)) and sum("RESOLVED" in word for word in verdicts) == 1, (one, heads)
 
 
+OUTSIDE = {"finished", "stopped", "preempted", "node_failure"}
+"""Classes of ends that are no failure of the training."""
+
+
+def check_report(night: Night, rows: list[dict[str, Any]], took_s: float) -> str:
+    """The page says what the ledgers of attempts, incidents and time say, and time is the wall clock. Return it."""
+    said = night.ask("report", "-o", "report.html").splitlines()[0].removeprefix(f"{night.name}: ")
+    page, report = (night.project / "report.html").read_text(), json.loads(night.ask("report", "--json"))
+    print(said, *(f"{one['say']} {one['because']}" for one in report["advice"]), sep="\n")
+    failed = sum(row["failure"]["failure"] not in OUTSIDE for row in rows)
+    known = night.incidents()
+    newest = {one["fingerprint"]: one for one in sorted(known, key=lambda one: one["number"])}.values()
+    assert said.startswith(f"finished; {len(rows)} attempts, {failed} of them failed; {len(known)} incidents"), said
+    assert said[0].upper() + said[1:] in page
+    assert [one["attempt"] for one in report["attempts"]] == [row["attempt"] for row in rows]
+    lines = {one["episode"]: one for one in report["incidents"]}
+    assert {name: one["times"] for name, one in lines.items()} == {one["episode"]: one["number"] for one in newest}
+    heads = [text.splitlines()[0] for text in night.inbox.texts if "RESOLVED" not in text.splitlines()[0]]
+    together = sum(" incidents, first " in head for head in heads)
+    for name, one in lines.items():
+        own = sum(head.endswith(f"({name})") for head in heads)
+        assert own - together <= one["messages"] <= own + together, (one, heads)
+
+    goodput = json.loads(night.ask("goodput", "--json"))["goodput"]
+    wall_ms = goodput["end_ms"] - goodput["start_ms"]
+    assert sum(goodput["ms"].values()) == wall_ms and goodput["ms"] == report["time"]["ms"]
+    assert abs(wall_ms / 1000 - took_s) < 60, "from the first submit to the end of the last attempt"
+    assert goodput["ms"]["hang"] > 60_000, goodput["ms"]
+    return page
+
+
 def test_a_training_meets_fifteen_faults_in_a_night_and_finishes_by_itself() -> None:
     with receivers() as inbox, peer() as port, disk_of(Cluster.users[0]) as disk, Cluster(nodes=5) as cluster:
         if cluster.proctrack != "cgroup":
@@ -458,6 +489,9 @@ def test_a_training_meets_fifteen_faults_in_a_night_and_finishes_by_itself() -> 
             Path(svg).with_name("hang.html").write_text(page)
         check_nodes(night, rows)
         check_told(night)
+        report = check_report(night, rows, took_s)
+        if svg:
+            Path(svg).with_suffix(".html").write_text(report)
 
     assert ends[0] == ends[1], "the state is that of a training without faults"
     for cost in costs:
