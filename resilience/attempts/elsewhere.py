@@ -133,6 +133,7 @@ def go_elsewhere(
     if changes is not None:
         changes.found = found
         said += changes.make()
+        changes.join()
         found = changes.found
     still_over = changes.still_over() if changes is not None else {}
     if found != before or still_over != over:
@@ -192,8 +193,10 @@ def note_proofs(project: Project, directory: RunDirectory, rows: Iterable[tuple[
     found = {one.host: one for one in read_excluded(directory)}
     proofs = []
     for row, nodes in rows:
-        for one in [one for one in found.values() if nodes and not one.proof and 0 < one.since <= row.start_time]:
+        for one in [one for one in found.values() if nodes and not one.proof and one.since > 0]:
             is_without = one.host not in nodes
+            if row.start_time < (int(one.since) if is_without else one.since):  # it is a whole second
+                continue
             how = "without it" if is_without else "which it was to avoid"
             text = f"attempt {row.attempt} (job {row.job}) began on {fold(nodes)}, {how}"
             found[one.host] = replace(one, proof=text)
@@ -213,6 +216,7 @@ class _Changes:
         before: the hosts that are written down.
         over: those that are good again, with jobs that may be queued again.
         found: the bad hosts, completed job by job.
+        written: those that were written down here.
     """
 
     def __init__(
@@ -223,6 +227,7 @@ class _Changes:
         over: Mapping[str, Collection[str]] = {},
     ) -> None:
         self.directory, self.before, self.over, self.found = directory, before, over, dict[str, Exclusion]()
+        self.written: Mapping[str, Exclusion] = {}
         self._may_exclude = project.loaded.settings.act.enabled
         intents = read_intents(directory)
         self._scheduler: Scheduler = project.scheduler(scheduler_of(intents))
@@ -237,6 +242,19 @@ class _Changes:
 
     def make(self) -> list[str]:
         return [said for job_id, records in sorted(self._queued.items()) if (said := self._change(job_id, records))]
+
+    def join(self) -> None:
+        """Take over what another watchdog has written down while this one asked: it changes the same jobs."""
+        for one in read_excluded(self.directory):
+            if one.host not in self.before and one != self.written.get(one.host):
+                ours = self.found.get(one.host, one)
+                jobs = {*one.jobs, *ours.jobs}
+                left = {*one.left, *ours.left} - jobs
+                self.found[one.host] = replace(one, jobs=tuple(sorted(jobs)), left=tuple(sorted(left)))
+
+    def _write(self, hosts: Mapping[str, Exclusion]) -> None:
+        _write(self.directory, hosts)
+        self.written = dict(hosts)
 
     def still_over(self) -> dict[str, set[str]]:
         """Return what is to be taken back from jobs when they are queued again: of those that run now, and of hosts
@@ -272,8 +290,9 @@ class _Changes:
             given = {host for job in records for host in expand(self._scheduler.job(job.id).excluded)}
             added = self._spared({*hosts} - given, given, records)
             if added:
+                self.join()
                 self._note(str(job_id), added, set())
-                _write(self.directory, self.found)
+                self._write(self.found)
                 self._scheduler.update(job_id, JobUpdate(exclude=fold(self._still_there(given) | added)))
             if {*hosts} <= given | added:
                 yield str(job_id)
@@ -284,31 +303,38 @@ class _Changes:
         ours |= {host for host, names in self.over.items() if name in names}
         is_stuck = any(job.reason == NO_NODE for job in records)
         back = ours if is_stuck else ours - found.keys()
-        new = {host for host, one in found.items() if self._may_exclude and name not in (*one.jobs, *one.left)}
+        new = self._new(name)
         if not back and not new:
             return ""
         try:
             given = {host for job in records for host in expand(self._scheduler.job(job.id).excluded)}
         except NoSuchJob:  # it has begun
             return ""
-        added = set() if is_stuck else self._spared(new - given, given - back, records)
-        previous = dict(found)
+        spared = set() if is_stuck else self._spared(new - given, given - back, records)
+        self.join()
+        new = self._new(name)
+        added, previous = spared & new, dict(found)
         self._note(name, added, (new | (back & found.keys())) - added)
         if not added and not back & given:
             return ""
         if added:
-            _write(self.directory, self.before | found)
+            self._write(self.before | found)
         hosts = fold(added or back)
         try:
             self._scheduler.update(job_id, JobUpdate(exclude=fold(self._still_there(given - back) | added)))
         except SchedulerUnavailable:
-            _write(self.directory, self.before | previous)
+            self._write(self.before | previous)
             raise
         except SchedulerError as error:
             self._note(name, set(), added)
             return f"{hosts} cannot be excluded from job {name}: {error.message}"
         why = "; ".join(found[host].why for host in sorted(added))
         return f"excluded {hosts} from job {name}: {why}" if added else f"job {name} may use {hosts} again"
+
+    def _new(self, name: str) -> set[str]:
+        """Return the hosts of which nothing was decided for this job."""
+        found = self.found.items() if self._may_exclude else ()
+        return {host for host, one in found if name not in (*one.jobs, *one.left)}
 
     def _note(self, name: str, excluded: set[str], left: set[str]) -> None:
         for host in excluded | left:

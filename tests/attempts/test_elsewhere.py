@@ -63,6 +63,29 @@ def test_the_queue_avoids_a_host_that_two_attempts_name_for_a_cause_of_hosts(run
     assert run.act() == "" and run.queue.calls[calls:] == ["jobs"], "done once, with one query of the queue since"
 
 
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize("question", ["jobs", "job", "nodes"])
+def test_of_two_watchdogs_that_exclude_a_host_at_once_the_slower_one_keeps_what_the_faster_one_wrote(
+    run: Run, monkeypatch: pytest.MonkeyPatch, question: str, is_before: bool
+) -> None:
+    run.fails(GPU, GPU, node="n7")
+    ask = getattr(run.queue, question)
+
+    def slow(*words: Any) -> Any:
+        monkeypatch.undo()
+        answer = ask(*words) if is_before else None
+        assert "excluded n7 from job 50" in run.act(), "the faster one"
+        run.clock.time += 5
+        return answer if is_before else ask(*words)
+
+    monkeypatch.setattr(run.queue, question, slow)
+    since = run.clock.time
+    run.act()
+    (one,) = read_excluded(run.directory)
+    assert (one.host, one.jobs, one.left, one.since) == ("n7", ("50",), (), since)
+    assert close_by_hand(run.project, run.directory).changed == "job 50 may use n7 again"
+
+
 @pytest.mark.parametrize("cause", ["", NETWORK])
 def test_the_queue_avoids_a_host_where_everything_fails_while_others_are_fine(run: Run, cause: str) -> None:
     run.fails("", end="terminated", save=10, node="n8")
@@ -271,6 +294,18 @@ def test_the_next_attempt_proves_that_it_avoided_the_node(run: Run) -> None:
     run.act()
     seen = [e for e in evidence_folder(run.project).read(run.clock.now()).evidence if e.source is Source.AVOIDED]
     assert [(e.node, e.job, e.run) for e in seen] == [("n7", "102", "gpt")]
+
+
+@pytest.mark.parametrize(("nodes", "is_proof"), [("n[8-9]", True), ("n[7-8]", False)])
+def test_an_attempt_that_begins_in_the_second_of_the_exclusion_proves_only_that_it_avoided_the_node(
+    run: Run, nodes: str, is_proof: bool
+) -> None:
+    run.fails(XID, node="n7")
+    run.clock.time += 0.7
+    run.act()
+    run.fails("", end="terminated", save=10, node=nodes, ago_s=-10)  # began at the whole second
+    run.act()
+    assert bool(read_excluded(run.directory)[0].proof) == is_proof
 
 
 def test_an_attempt_that_ran_there_all_the_same_is_told_as_well(run: Run) -> None:
