@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from resilience.attempts.breaker import Treatment, treatment_of
-from resilience.attempts.ledger import LedgerRow
+from resilience.attempts.ledger import LedgerRow, totals_of
 from resilience.messages import cut, plural
 from resilience.quantities import format_duration
 from resilience.settings.sections import ActSettings
@@ -37,7 +37,7 @@ def render(run: str, rows: Sequence[LedgerRow], now: float) -> str:
     begin, end = _ends(rows, now)
     height = TOP + ROW * max(1, len(rows)) + BOTTOM
     scale = (WIDTH - LEFT - RIGHT) / max(1.0, end - begin)
-    head = _head(run, rows, end - begin)
+    head = _head(run, rows, end - begin, now)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
         'font-family="sans-serif" font-size="12">',
@@ -56,7 +56,7 @@ def render_text(run: str, rows: Sequence[LedgerRow], now: float, width: int) -> 
     """Return lines of at most `width` characters: one per attempt, oldest first, with a bar and how it ended."""
     begin, end = _ends(rows, now)
     room = max(10, width // 2)
-    lines = [_head(run, rows, end - begin)]
+    lines = [_head(run, rows, end - begin, now)]
     for row in rows:
         first = int((row.start_time - begin) / max(1.0, end - begin) * (room - 1))
         last = int((_end(row, now) - begin) / max(1.0, end - begin) * (room - 1))
@@ -71,8 +71,8 @@ def _ends(rows: Sequence[LedgerRow], now: float) -> tuple[float, float]:
     return begin, max((_end(row, now) for row in rows), default=now)
 
 
-def _head(run: str, rows: Sequence[LedgerRow], length_s: float) -> str:
-    trained = sum(row.seconds or 0.0 for row in rows)
+def _head(run: str, rows: Sequence[LedgerRow], length_s: float, now: float) -> str:
+    trained = totals_of(rows, now).trained_s
     waited = sum(row.queue_s or 0.0 for row in rows[1:])
     attempts = plural(len(rows), "attempt")
     head = f"{run}: {attempts} in {format_duration(length_s)}, {format_duration(trained)} of them running"

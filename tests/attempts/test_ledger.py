@@ -278,6 +278,15 @@ def test_a_line_of_progress_tells_steps_that_no_event_has(run: RunDirectory) -> 
     assert (row.last_step, row.durable_step) == (77, 40)
 
 
+def test_the_last_heartbeat_tells_steps_after_the_last_line_of_progress(run: RunDirectory) -> None:
+    attempt(run, 1, end="exited", code=137, events=[{"event": "save", "step": 40}])
+    (run.path / "beats").mkdir()
+    beat = "attempt = {}\nstep = 51\n[rank.0]\nstep = 51\nadvanced = 1055.5\n"
+    for number, last in ((1, 51), (2, 40)):
+        (run.path / "beats" / "41.n1").write_text(beat.format(number))
+        assert read_ledger(run)[0].last_step == last, "a heartbeat of a later start of the job tells nothing"
+
+
 def test_the_signal_is_told_apart_from_the_exit_code(run: RunDirectory) -> None:
     attempt(run, 1, end="exited", code=139)
     attempt(run, 2, end="exited", code=255)
@@ -314,7 +323,7 @@ def test_the_timeline_shows_each_attempt_and_what_ended_it(run: RunDirectory) ->
     rows = with_decisions(read_ledger(run), ActSettings(), 3050.0)
     drawn = ElementTree.fromstring(render("gpt", rows, now=3050.0))
     texts = [one.text or "" for one in drawn.iter() if one.tag.endswith("}text")]
-    assert texts[0] == "gpt: 3 attempts in 34 min 10 s, 2 min of them running, 31 min 20 s between jobs"
+    assert texts[0] == "gpt: 3 attempts in 34 min 10 s, 2 min 50 s of them running, 31 min 20 s between jobs"
     assert "disk full → would hold" in texts and texts[-1] == "running"
     assert [text for text in texts if text.endswith(" min") or text == "0"] == ["0", "10 min", "20 min", "30 min"]
     bars = [one.get("class") for one in drawn.iter() if one.tag.endswith("}rect") and one.get("height") == "16"]
