@@ -1,9 +1,9 @@
 """The ledger of a run: what is known of each attempt, folded from the run directory.
 
 Sources: the attempt's own files (batch shell), the journal of the batch shell (nodes) and of rank 0 (steps), the line
-of progress that its node writes each minute, torchelastic's error files, and the log. The classified end is kept beside
-the attempt (`attempts/0003.why`), because logs are deleted sooner than run directories. Nothing here queries the
-scheduler: reconcile.py adds what that says to the kept ends.
+of progress that its node writes each minute and its last heartbeat, torchelastic's error files, and the log. The
+classified end is kept beside the attempt (`attempts/0003.why`), because logs are deleted sooner than run directories.
+Nothing here queries the scheduler: reconcile.py adds what that says to the kept ends.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience import layout
 from resilience.attempts.classify import CHECK_FAILED, Evidence, classify
 from resilience.attempts.error_files import first_error
 from resilience.attempts.failure import Failure, FailureClass
 from resilience.errors import ResilError, StateDirectoryError
+from resilience.guard.heartbeat.beat import file_name
 from resilience.job import JobState
 from resilience.records import from_record, to_record
 from resilience.runs.attempts import Attempt, AttemptEnd
@@ -234,6 +235,9 @@ def _journal(directory: RunDirectory, attempt: Attempt) -> list[Mapping[str, Any
 def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
     first, last, durable = fold_steps(_journal(directory, attempt))
     seen = [*(step for _, step in progress_of(directory, attempt)), *([] if last is None else [last])]
+    beat = last_position(directory, attempt.job_id, attempt.host)
+    if beat is not None and beat.attempt == attempt.number:
+        seen.append(beat.step)
     events = last_events(directory, attempt.job_id, words=(b'"attempt_start"', b'"launch"'))
     own = {one["event"]: one for one in events if one.get("attempt") == attempt.number and "event" in one}
     began, launched = own.get("attempt_start", {}), own.get("launch", {})
@@ -271,6 +275,28 @@ def progress_of(directory: RunDirectory, attempt: Attempt) -> list[tuple[float, 
         if event.get("attempt") == attempt.number and isinstance(time, int | float) and isinstance(step, int):
             found.append((float(time), step))
     return found
+
+
+class Position(NamedTuple):
+    """Where rank 0 of an attempt was."""
+
+    attempt: int
+    time: float
+    step: int
+
+
+def last_position(directory: RunDirectory, job_id: int, host: str) -> Position | None:
+    """Return the newest step of rank 0 in the last heartbeat of a node; newer than the last line of progress, which is
+    written once a minute."""
+    import tomllib  # imported late: 4 ms
+
+    with suppress(ResilError, ValueError, TypeError, KeyError, RecursionError):
+        found = read_regular(directory.path / layout.BEATS / file_name(str(job_id), host))
+        if found is not None:
+            beat = tomllib.loads(found[0].decode("utf-8", "replace"))
+            rank = beat["rank"]["0"]
+            return Position(int(beat["attempt"]), float(rank["advanced"]), int(rank["step"]))
+    return None
 
 
 def end_of(directory: RunDirectory, attempt: Attempt) -> KeptEnd:

@@ -1,11 +1,11 @@
 """What is known of a run, for its report: values only, as `resil report --json` prints them. Pure.
 
-reading.py and facts.py collect them, advise.py says what to change, page.py shows them.
+reading.py and sources.py collect them, advise.py says what to change, page.py shows them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -39,7 +39,7 @@ class AttemptLine:
         failure: class of its end; empty while it runs.
         reason, quote: why, and the line that decided.
         blamed: the node that the evidence names, of a failure that another node may heal; empty: none.
-        redone_steps: steps that a later attempt had to make again.
+        redone_steps: steps that were lost, as in the ledger of time.
     """
 
     attempt: int
@@ -276,12 +276,10 @@ def outcome_of(row: LedgerRow) -> Outcome:
     return words.get(treatment_of(row, ActSettings()), Outcome.FAILED)
 
 
-def attempt_lines(rows: Sequence[LedgerRow]) -> tuple[AttemptLine, ...]:
-    """Return the attempts, oldest first, with what later ones had to do again."""
+def attempt_lines(rows: Sequence[LedgerRow], redone_steps: Mapping[int, int]) -> tuple[AttemptLine, ...]:
+    """Return the attempts, oldest first. `redone_steps`: by attempt, of the ledger of time."""
     found = []
-    for number, row in enumerate(rows):
-        later = next((one.first_step for one in rows[number + 1 :] if one.first_step is not None), None)
-        lost = 0 if later is None or row.last_step is None else max(0, row.last_step - later)
+    for row in rows:
         failure = row.failure
         found.append(
             AttemptLine(
@@ -301,7 +299,7 @@ def attempt_lines(rows: Sequence[LedgerRow]) -> tuple[AttemptLine, ...]:
                 first_step=row.first_step,
                 last_step=row.last_step,
                 durable_step=row.durable_step,
-                redone_steps=lost,
+                redone_steps=redone_steps.get(row.attempt, 0),
             )
         )
     return tuple(found)

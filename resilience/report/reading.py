@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 from resilience import layout
 from resilience.attempts.failure import FailureClass
-from resilience.attempts.ledger import KeptEnd, end_of, ended_attempts
+from resilience.attempts.ledger import KeptEnd, end_of, ended_attempts, last_position
 from resilience.attempts.reconcile import records_of
 from resilience.errors import HostlistError, ResilError
-from resilience.guard.heartbeat.beat import file_name
 from resilience.hostlist import expand
 from resilience.job import Job
 from resilience.messages import plural
@@ -296,8 +295,9 @@ def _fold_job(
     job = group[0].attempt.job_id
     names = [layout.JOURNAL + f"/{job}.{whose}.jsonl" for whose in ("batch", "0", "progress")]
     streams = [_events(directory.path / name, begin, end, notes) for name in names]
-    beats = [_last_position(directory, job, host) for host in {one.attempt.host for one in group}]
-    for event in heapq.merge(*streams, *beats, key=_time):
+    positions = [last_position(directory, job, host) for host in {one.attempt.host for one in group}]
+    beats = ({"event": "progress", **one._asdict()} for one in sorted(filter(None, positions), key=lambda at: at.time))
+    for event in heapq.merge(*streams, beats, key=_time):
         fold = folds.get(event.get("attempt", 0))
         if fold is not None:
             fold.add(event)
@@ -324,19 +324,6 @@ def _events(path: Path, begin: float, end: float, notes: list[str]) -> Iterator[
         return
     except OSError as error:
         notes.append(explain_os_error(error, "read", path).message)
-
-
-def _last_position(directory: RunDirectory, job: int, host: str) -> Iterator[dict[str, Any]]:
-    """Yield the newest step of rank 0 in the heartbeat of its node, which is newer than the last line of progress."""
-    import tomllib
-
-    with suppress(ResilError, ValueError, TypeError, KeyError, RecursionError):
-        found = read_regular(directory.path / layout.BEATS / file_name(str(job), host))
-        if found is not None:
-            beat = tomllib.loads(found[0].decode("utf-8", "replace"))
-            rank = beat["rank"]["0"]
-            time, step = float(rank["advanced"]), int(rank["step"])
-            yield {"event": "progress", "time": time, "attempt": beat.get("attempt"), "step": step}
 
 
 # ---- GPUs ----------------------------------------------------------------------------------------------------------

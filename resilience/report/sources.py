@@ -63,9 +63,9 @@ def read_report(project: Project, directory: RunDirectory) -> Report:
     """Return the report of a run. Raise StateDirectoryError if the run directory cannot be read."""
     now, loaded = project.system.clock.now(), project.loaded
     rows = with_decisions(read_ledger(directory), loaded.settings.act, now, closings=closings(directory))
-    attempts, missing = attempt_lines(rows), list(_unreconciled(rows))
     time = read_goodput(project, directory) if rows else None
-    missing += time.notes if time is not None else []
+    attempts = attempt_lines(rows, {} if time is None else {one.attempt: one.redone_steps for one in time.by_attempt})
+    missing = [*_unreconciled(rows), *(() if time is None else time.notes)]
     report = Report(
         run=directory.run,
         made_at=now,

@@ -50,6 +50,20 @@ def test_the_page_and_its_json_are_those_of_the_run(shell: Shell) -> None:
     assert "5 attempts, 2 of them failed" in text and "CUDA out of memory" in text
 
 
+def test_what_was_redone_is_that_of_the_ledger_of_time_where_a_run_went_back_twice(shell: Shell) -> None:
+    write_attempts(shell.run_dir, 3)
+    for job, step in ((1002, 1200), (1003, 600)):
+        journal = shell.run_dir / "journal" / f"{job}.0.jsonl"
+        events = [json.loads(line) for line in journal.read_text().splitlines()]
+        lines = [json.dumps(one | ({"step": step} if one["event"] == "resume" else {})) for one in events]
+        journal.write_text("\n".join(lines) + "\n")
+    document = told(shell)
+    assert [one["redone_steps"] for one in document["attempts"]] == [
+        one["redone_steps"] for one in document["time"]["by_attempt"]
+    ]
+    assert document["attempts"][0]["redone_steps"] > 1200 - 600, "the second time went back further"
+
+
 def test_the_page_is_written_beside_the_project_and_named_after_the_run(shell: Shell) -> None:
     write_attempts(shell.run_dir, 1)
     said = shell.resil("report")

@@ -36,7 +36,7 @@ def simulated(attempts: int, *, hours: float = 1.2, seed: int = 1, is_finished: 
     chance, at, best = random.Random(seed), BEGIN, 0
     rows: list[LedgerRow] = []
     spans: list[Span] = []
-    times: list[AttemptTime] = []
+    times, redone = list[AttemptTime](), dict[int, int]()
 
     def spend(attempt: int | None, category: Category, seconds: float, steps: tuple[int, int] | None = None) -> None:
         nonlocal at
@@ -60,7 +60,8 @@ def simulated(attempts: int, *, hours: float = 1.2, seed: int = 1, is_finished: 
             if length_s > 0 or not failed:
                 spend(number, Category.SAVE_STALL, 8.0)
                 best = step
-        if failed and step > best:
+        redone[number] = step - best if failed else 0
+        if redone[number]:
             spans[-1] = replace(spans[-1], category=Category.REDONE)
         spend(number, Category.TAIL, 5.0)
         host = f"n{chance.randrange(1, nodes + 1)}"
@@ -119,7 +120,7 @@ def simulated(attempts: int, *, hours: float = 1.2, seed: int = 1, is_finished: 
         ettr=total[Category.PRODUCTIVE] / wall,
         ettr_without_queue=total[Category.PRODUCTIVE] / (wall - total[Category.QUEUE] - total[Category.HELD]),
     )
-    lines = attempt_lines(rows)
+    lines = attempt_lines(rows, redone)
     blamed = Counter(one.blamed for one in lines if one.blamed)
     used = Counter(one.host for one in lines)
     report = Report(
