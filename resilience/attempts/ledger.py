@@ -28,7 +28,7 @@ from resilience.records import from_record, to_record
 from resilience.runs.attempts import Attempt, AttemptEnd
 from resilience.runs.run_files import last_events, read_attempts, read_tail
 from resilience.runs.run_logs import logs_of, start_of_attempt
-from resilience.runs.submissions import read_intents
+from resilience.runs.submissions import Intent, read_intents
 from resilience.system.files import explain_os_error, read_lines, read_regular, write_atomic
 
 if TYPE_CHECKING:
@@ -121,6 +121,13 @@ class Totals:
     total_s: float = 0.0
 
 
+class Siblings(NamedTuple):
+    """What all attempts of a run are classified with, read once for many of them."""
+
+    attempts: Sequence[Attempt]
+    intents: Sequence[Intent]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptEnd:
     """The end of an attempt as `attempts/0003.why` keeps it.
@@ -147,18 +154,16 @@ def read_ledger(directory: RunDirectory, *, newest: int | None = None) -> tuple[
     An attempt without an end counts as running if it is the last one, else as lost. Raise StateDirectoryError for a
     transient read error.
     """
-    intents = {one.job_id.array: one.time for one in read_intents(directory) if one.job_id is not None}
+    siblings = Siblings(ended_attempts(directory, newest), read_intents(directory))
+    submitted = {one.job_id.array: one.time for one in siblings.intents if one.job_id is not None}
     rows: list[LedgerRow] = []
-    for attempt in ended_attempts(directory, newest):
+    for attempt in siblings.attempts:
         previous = rows[-1].end_time if rows else None
-        queued = intents.get(start_of_attempt(attempt).array)
+        queued = submitted.get(start_of_attempt(attempt).array)
         since = max((one for one in (previous, queued) if one is not None), default=None)
         is_known = since is not None and (previous is not None or attempt.number == 1)
-        rows.append(
-            replace(
-                _row(directory, attempt), queue_s=max(0.0, attempt.start_time - since) if is_known and since else None
-            )
-        )
+        queue_s = max(0.0, attempt.start_time - since) if is_known and since else None
+        rows.append(replace(_row(directory, attempt, siblings), queue_s=queue_s))
     return tuple(rows)
 
 
@@ -232,7 +237,7 @@ def _journal(directory: RunDirectory, attempt: Attempt) -> list[Mapping[str, Any
     return [event for event in last_events(directory, attempt.job_id, "0") if event.get("attempt") == attempt.number]
 
 
-def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
+def _row(directory: RunDirectory, attempt: Attempt, siblings: Siblings) -> LedgerRow:
     first, last, durable = fold_steps(_journal(directory, attempt))
     seen = [*(step for _, step in progress_of(directory, attempt)), *([] if last is None else [last])]
     beat = last_position(directory, attempt.job_id, attempt.host)
@@ -242,7 +247,7 @@ def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
     own = {one["event"]: one for one in events if one.get("attempt") == attempt.number and "event" in one}
     began, launched = own.get("attempt_start", {}), own.get("launch", {})
     nodes, launch = str(launched.get("nodes", began.get("nodes", ""))), launched.get("time")  # without the spares
-    kept = None if attempt.end is None else end_of(directory, attempt)
+    kept = None if attempt.end is None else end_of(directory, attempt, siblings)
     code = attempt.exit_code if attempt.exit_code is not None or kept is None else kept.exit_code
     failure = kept.failure if kept is not None else None
     ruined = failure.step if failure is not None else None
@@ -299,11 +304,11 @@ def last_position(directory: RunDirectory, job_id: int, host: str) -> Position |
     return None
 
 
-def end_of(directory: RunDirectory, attempt: Attempt) -> KeptEnd:
+def end_of(directory: RunDirectory, attempt: Attempt, siblings: Siblings | None = None) -> KeptEnd:
     """Return the classified end of an ended attempt: as kept, else classified now, and kept."""
     kept = kept_end(directory, attempt)
     if kept is None:
-        kept = KeptEnd(end=str(attempt.end), failure=classify(evidence_of(directory, attempt)))
+        kept = KeptEnd(end=str(attempt.end), failure=classify(evidence_of(directory, attempt, siblings=siblings)))
         keep_end(directory, attempt, kept)
     return kept
 
@@ -330,13 +335,16 @@ def _path_of_end(directory: RunDirectory, attempt: Attempt) -> Path:
     return directory.path / layout.ATTEMPTS / f"{layout.attempt_file(attempt.number)}.why"
 
 
-def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | None = None) -> Evidence:
+def evidence_of(
+    directory: RunDirectory, attempt: Attempt, notes: list[str] | None = None, siblings: Siblings | None = None
+) -> Evidence:
     """Return the evidence in the run directory; logs that cannot be read are named in `notes`.
 
     All starts of a requeued job have one log. Where no line of the batch shell tells them apart (`resil run`), it is
     the last one's.
     """
-    logs: Sequence[str] = logs_of(directory, start_of_attempt(attempt), read_intents(directory))
+    intents = read_intents(directory) if siblings is None else siblings.intents
+    logs: Sequence[str] = logs_of(directory, start_of_attempt(attempt), intents)
     texts, said = [], [] if logs else ["no log of this attempt was found"]
     for log in logs:
         try:
@@ -344,7 +352,9 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
         except ResilError as error:
             said.append(error.message)
     is_unmarked = bool(texts) and not any(_MARK.search(text) for text in texts)
-    is_restarted = (attempt.end is AttemptEnd.LOST or is_unmarked) and _is_restarted(directory, attempt)
+    is_restarted = (attempt.end is AttemptEnd.LOST or is_unmarked) and _is_restarted(
+        attempt, read_attempts(directory) if siblings is None else siblings.attempts
+    )
     if is_restarted and is_unmarked:
         texts = []
         said.append("its log is that of a later start of the job")
@@ -406,9 +416,9 @@ def own_part(log: str, number: int) -> str:
     return earlier + before + told + "\n".join(line for line in after.split("\n") if "DUE TO JOB REQUEUE" not in line)
 
 
-def _is_restarted(directory: RunDirectory, attempt: Attempt) -> bool:
+def _is_restarted(attempt: Attempt, attempts: Iterable[Attempt]) -> bool:
     """Return whether SLURM has started the job of an attempt again."""
-    later = (one for one in read_attempts(directory) if one.number > attempt.number)
+    later = (one for one in attempts if one.number > attempt.number)
     return any(one.job_id == attempt.job_id and one.restart > attempt.restart for one in later)
 
 

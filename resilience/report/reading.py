@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from resilience import layout
 from resilience.attempts.failure import FailureClass
-from resilience.attempts.ledger import KeptEnd, end_of, ended_attempts, last_position
+from resilience.attempts.ledger import KeptEnd, Siblings, end_of, ended_attempts, last_position
 from resilience.attempts.reconcile import records_of
 from resilience.errors import HostlistError, ResilError
 from resilience.hostlist import expand
@@ -82,7 +82,8 @@ def read_goodput(
     """
     now = project.system.clock.now()
     attempts, intents = ended_attempts(directory), read_intents(directory)
-    ends = {one.number: end_of(directory, one) for one in attempts if one.end is not None}
+    siblings = Siblings(attempts, intents)
+    ends = {one.number: end_of(directory, one, siblings) for one in attempts if one.end is not None}
     told = _ask(project, directory, attempts, ends, intents) if ask_scheduler and attempts else _Told({})
     windows = _windows(directory, attempts, ends, told.records, now)
     held_until = _held_until(directory)

@@ -112,7 +112,7 @@ def logs_of(directory: RunDirectory, start: Start, intents: Sequence[Intent] = (
     """Return the paths of the logs of one start: by the label in their names, or where its submission sends them."""
     # The label as a word: `gpt-1233_2.out`, `gpt-1233_2.rank7.out`.
     label = re.compile(rf"(?<![0-9_]){start.label}(?![0-9_])")
-    own = {path for path in _files(directory.path / layout.LOGS) if label.search(Path(path).name)}
+    own = {path for path in _files(directory.path / layout.LOGS) if label.search(path, path.rfind("/") + 1)}
     for intent in intents:
         if intent.job_id is not None and intent.job_id.array == start.array:
             own |= set(_outputs(intent, start))

@@ -18,6 +18,7 @@ from resilience.attempts.timeline import render
 from resilience.runs.attempts import AttemptEnd
 from resilience.runs.run_directory import RunDirectory
 from resilience.settings.sections import ActSettings
+from resilience.system.files import read_regular
 
 
 @pytest.fixture
@@ -127,6 +128,22 @@ def test_a_lost_attempt_that_slurm_did_not_start_again_is_unknown(run: RunDirect
     attempt(run, 2)
     (first, _) = read_ledger(run)
     assert first.failure is not None and first.failure.failure is FailureClass.UNKNOWN
+
+
+def test_ends_are_classified_without_reading_the_run_again_for_each(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[str]()
+
+    def counted(path: Path, *more: Any, **options: Any) -> Any:
+        read.append(str(path))
+        return read_regular(path, *more, **options)
+
+    monkeypatch.setattr("resilience.runs.run_files.read_regular", counted)
+    for number in range(1, 31):
+        attempt(run, number, end="exited")
+    assert all(row.failure is not None for row in read_ledger(run))
+    assert read.count(str(run.path / "attempts" / "0030")) == 1
 
 
 def test_a_cause_is_kept_when_its_log_is_deleted(run: RunDirectory) -> None:
