@@ -53,9 +53,12 @@ def _moment(since: str, now: float) -> float | None:
     try:
         return datetime.fromisoformat(since).astimezone().timestamp()
     except (ValueError, OverflowError, OSError):
-        if "-" in since:
-            raise UsageError(f"--since {since} is no date", hint="--since 2026-11-20 or --since 7d") from None
+        pass
+    try:
         return now - duration_s("--since", since)
+    except UsageError:
+        hint = "--since 2026-11-20 or --since 7d"
+        raise UsageError(f"--since {since} is neither a date nor a duration", hint=hint) from None
 
 
 def _show(found: Goodput) -> None:

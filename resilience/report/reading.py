@@ -299,9 +299,9 @@ def _fold_job(
     positions = [last_position(directory, job, host) for host in {one.attempt.host for one in group}]
     beats = ({"event": "progress", **one._asdict()} for one in sorted(filter(None, positions), key=lambda at: at.time))
     for event in heapq.merge(*streams, beats, key=_time):
-        fold = folds.get(event.get("attempt", 0))
-        if fold is not None:
-            fold.add(event)
+        number = event.get("attempt")
+        if isinstance(number, int) and number in folds:
+            folds[number].add(event)
     return folds
 
 

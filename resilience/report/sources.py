@@ -141,7 +141,7 @@ def saves_of(events: Iterable[Mapping[str, Any]]) -> Saves:
     seconds: dict[str, list[float]] = {"save": [], "save_staged": []}
     for event in events:
         name, took, time = event.get("event"), event.get("seconds"), event.get("time")
-        if name in seconds and isinstance(took, int | float):
+        if isinstance(name, str) and name in seconds and isinstance(took, int | float):
             seconds[name].append(float(took))
         if name == "save_begin" and isinstance(time, int | float):
             begun.append((event.get("attempt"), float(time)))

@@ -173,6 +173,7 @@ def test_what_saves_cost_is_a_median_within_attempts() -> None:
     ]
     assert saves_of(events).interval_s == 100.0, "not from one attempt to the next"
     assert saves_of([{"event": "save", "seconds": "x"}, {"event": "save_begin", "time": None}]).count == 0
+    assert saves_of([{"event": ["save"], "seconds": 1.0}]).count == 0
 
 
 def test_a_timeline_is_text_and_a_picture(shell: Shell, tmp_path: Path) -> None:
