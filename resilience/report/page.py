@@ -118,7 +118,7 @@ def _duration_ms(ms: int) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms" if 0 < seconds < 0.1 else format_duration(round(seconds, 1))
+    return f"{1000 * seconds:.0f} ms" if 0 < seconds < 0.1 else format_duration(seconds)
 
 
 def _percent(share: float) -> str:

@@ -134,11 +134,19 @@ def test_numbers_on_the_page_are_those_of_the_json(attempts: int) -> None:
         if path.endswith("_ms") or ".ms." in path:
             known /= 1000
         if path.endswith(("_ms", "_s", "seconds")) or ".ms." in path:
-            assert said == (format_duration(round(known, 1)) if not 0 < known < 0.1 else said), path
+            assert said == (format_duration(known) if not 0 < known < 0.1 else said), path
         elif path.endswith(("ettr", "ettr_without_queue")):
             assert said.replace("\xa0", " ") == f"{100 * known:.1f} %"
         else:
             assert said.replace(",", "") == str(known), path
+
+
+def test_durations_on_the_page_are_rounded_as_those_of_the_commands() -> None:
+    report = simulated(3)
+    assert report.time is not None
+    time = replace(report.time, ms={**report.time.ms, Category.START_UP: 16_541})
+    numbers = {path: text for path, _, text in shown(replace(report, time=time))[1].numbers}
+    assert numbers["time.ms.start_up"] == format_duration(16.541) == "17 s"
 
 
 def test_the_categories_on_the_page_sum_to_its_wall_clock() -> None:
