@@ -7,15 +7,19 @@ same HELP and TYPE in all files. What could not be looked at has no sample, and 
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from resilience import layout
 from resilience.errors import ResilError, UsageError
 
 if TYPE_CHECKING:
     from resilience.cli.top.frame import Frame, RunView
+    from resilience.report.goodput import Goodput
     from resilience.runs.project import Project
     from resilience.runs.run_directory import RunDirectory
     from resilience.runs.status import RunStatus
@@ -36,11 +40,17 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "resil_checkpoint_age_seconds": ("gauge", "Since the newest durable save."),
     "resil_checkpoint_verified_age_seconds": ("gauge", "Since the save of the newest verified checkpoint."),
     "resil_attempts_total": ("counter", "Attempts that have ended, by class of their end."),
+    "resil_run_time_seconds": ("gauge", "Where the time of the run went until now, by category; steps move to redone."),
+    "resil_run_ettr_ratio": ("gauge", "Productive time, of all time of the run."),
     "resil_incidents_open": ("gauge", "Open incidents of the project, by verdict."),
     "resil_scrape_error": ("gauge", "Whether a source could not be looked at; its samples are absent then."),
     "resil_scrape_completed_timestamp_seconds": ("gauge", "When resil wrote this file."),
 }
-"""Type and help. Both are the same in all files, as the collector demands."""
+"""Type and help. Both are the same in all files, as the collector demands. The time is no counter: steps that are lost
+are taken from the productive time, which would look to Prometheus like a counter that begins anew."""
+MOST_JOURNAL_BYTES = 16 * 2**20
+"""Where the time went is read from all journals of a run: so many take about a second of a core. Of a run with more it
+is not told."""
 STATES = ("running", "queued", "finished", "not queued")
 VERDICTS = ("WARNING", "UNKNOWN", "CRITICAL")
 CONDITIONS = ("well", "slow", "slow", "slow", "standing", "silent", "gone")
@@ -70,6 +80,7 @@ def write_prom(project: Project, path: Path, run: str = "") -> None:
     for status in looker.statuses:
         samples += run_samples(status, views[status.run], frame.time)
         samples += _attempts(looker.directories[status.run], status)
+        samples += _times(project, looker.directories[status.run], status)
     samples.append(Sample("resil_scrape_error", {"source": "state_directory"}, bool(looker.trouble)))
     samples.append(Sample("resil_scrape_completed_timestamp_seconds", {}, project.system.clock.now()))
     write_atomic(path, render(samples, str(project.loaded.project)), mode=0o644, durable=False)
@@ -92,6 +103,30 @@ def _attempts(directory: RunDirectory, status: RunStatus) -> list[Sample]:
         Sample("resil_attempts_total", {"run": status.run, "class": name}, count) for name, count in classes.items()
     )
     return [error, *counted]
+
+
+def _times(project: Project, directory: RunDirectory, status: RunStatus) -> Iterator[Sample]:
+    """Yield where the time of a run went, as its run directory tells it; nothing before its first attempt."""
+    from resilience.report.reading import read_goodput
+
+    if status.unreadable or not status.attempts:
+        return
+    goodput = None
+    with suppress(ResilError, OSError):
+        if _journal_bytes(directory) > MOST_JOURNAL_BYTES:
+            return
+        goodput = read_goodput(project, directory, ask_scheduler=False)
+    yield Sample("resil_scrape_error", {"run": status.run, "source": "time"}, goodput is None)
+    if goodput is not None:
+        yield from time_samples(goodput)
+
+
+def _journal_bytes(directory: RunDirectory) -> int:
+    try:
+        with os.scandir(directory.path / layout.JOURNAL) as entries:
+            return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+    except FileNotFoundError:
+        return 0
 
 
 # ---- pure -----------------------------------------------------------------------------------------------------------
@@ -136,6 +171,14 @@ def run_samples(status: RunStatus, view: RunView, now: float) -> Iterator[Sample
     yield sample("run_breaker_open", status.breaker is not None)
     yield sample("run_kill_switch_set", any(one.kind == "kill" and one.honoured for one in status.switches))
     yield from _checkpoints(status, now)
+
+
+def time_samples(goodput: Goodput) -> Iterator[Sample]:
+    """Yield where the time of a run went: all categories, so that a share has its whole. Pure."""
+    for category, ms in goodput.ms.items():
+        yield Sample("resil_run_time_seconds", {"run": goodput.run, "category": category}, ms / 1000)
+    if goodput.ettr is not None:
+        yield Sample("resil_run_ettr_ratio", {"run": goodput.run}, goodput.ettr)
 
 
 def _checkpoints(status: RunStatus, now: float) -> Iterator[Sample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,14 +14,16 @@ from typing import NoReturn
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from resilience.cli import prom
 from resilience.cli.prom import METRICS, Sample, render
 from resilience.errors import StateDirectoryError
 from resilience.job import JobId, JobState
+from resilience.report.goodput import Category
 from resilience.runs.project import Project
 from tests.lab.fakes import DOWN
 from tests.lab.shell import Office, Shell, full
 
-LABELS = {"project", "run", "scheduler", "state", "condition", "class", "verdict", "source"}
+LABELS = {"project", "run", "scheduler", "state", "condition", "class", "category", "verdict", "source"}
 """Each has few values, whatever happens; a job id or a path of a checkpoint would be a new series each time."""
 
 
@@ -87,6 +90,36 @@ def test_a_parser_of_prometheus_reads_what_is_known(shell: Shell, file: Path) ->
     assert file.stat().st_mode & 0o777 == 0o644 and [one.name for one in file.parent.glob("*resil.prom*")] == [
         file.name
     ]
+
+
+def test_where_the_time_went_is_told_by_category_and_sums_to_the_wall_clock(shell: Shell, file: Path) -> None:
+    a_running_run(shell)
+    shell.resil("status", "--fresh", "--prom", str(file))
+    found = read(file)
+    times = {key.split()[-1]: value for key, value in found.items() if key.startswith("run_time_seconds gpt ")}
+    assert list(times) == [*Category], "every category, also without time"
+    told = json.loads(shell.resil("goodput", "gpt", "--json").out)["goodput"]
+    assert sum(times.values()) > 400
+    assert sum(times.values()) == pytest.approx((told["end_ms"] - told["start_ms"]) / 1000, abs=60)
+    assert found["run_ettr_ratio gpt"] == pytest.approx(times["productive"] / sum(times.values()))
+    assert found["scrape_error gpt time"] == 0
+
+
+def test_a_run_without_an_attempt_has_no_times_instead_of_zeros(shell: Shell, file: Path) -> None:
+    shell.resil("submit")
+    shell.resil("status", "--fresh", "--prom", str(file))
+    assert not [key for key in read(file) if key.startswith(("run_time_seconds", "run_ettr"))]
+
+
+def test_a_journal_that_would_take_long_to_read_is_left_alone(
+    shell: Shell, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_running_run(shell)
+    monkeypatch.setattr(prom, "MOST_JOURNAL_BYTES", 10)
+    shell.resil("status", "--fresh", "--prom", str(file))
+    found = read(file)
+    assert not [key for key in found if key.startswith(("run_time_seconds", "run_ettr")) or key.endswith(" time")]
+    assert found["run_step gpt"] == 620, "all else is told"
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Prometheus")
