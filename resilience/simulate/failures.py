@@ -123,7 +123,10 @@ def _trace(rows: Sequence[Failure]) -> Trace:
 
 
 def _gpus(row: Mapping[str, str]) -> tuple[float, int, str]:
-    return parse_number(row["time"]), int(parse_number(row["gpus"])), ""
+    gpus = parse_number(row["gpus"])
+    if gpus < 0 or gpus != int(gpus):
+        raise QuantityError(f"{row['gpus']!r} GPUs: it must be a whole number, not below 0")
+    return parse_number(row["time"]), int(gpus), ""
 
 
 def _node(row: Mapping[str, str]) -> tuple[float, int, str]:

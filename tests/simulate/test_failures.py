@@ -90,6 +90,7 @@ def test_a_csv_of_rates_is_summed_up_by_class() -> None:
         ("class,failures,node_days\nnetwork,1,0\n", "line 2: failures are at least 0"),
         ("Time,GPUs\n1,5\n", "f.csv has no length"),
         ("Time,GPUs\n1,5\n2,nan\n", "line 3: 'nan' is not a number"),
+        ("Time,GPUs\n1,5\n2,-5\n", "line 3: '-5' GPUs"),
         ("0,add,n1\n5,lost,n1\n", "line 2: 'lost' is neither add nor remove"),
         (f"time,node,class\n5,{'n' * 140_000},network\n", "f.csv is no CSV"),
     ],
