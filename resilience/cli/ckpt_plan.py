@@ -349,7 +349,7 @@ def _amount(count: float, kind: str) -> str:
 
 def percent_text(share: float) -> str:
     """Return a share as `3.5 %`."""
-    return f"{100 * share:.1f} %"
+    return f"{round(100 * share, 1) + 0.0:.1f} %"  # of -0.0 it makes 0.0
 
 
 def seconds_text(seconds: float) -> str:

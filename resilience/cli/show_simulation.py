@@ -85,6 +85,9 @@ def show(answer: Answer) -> None:
     print(paint(f"{answer.title}, {plural(answer.lives, 'life', 'lives')}, seed {answer.seed}", "bold"))
     print()
     print_table(("", "", ""), list(_inputs(answer)), indent=2)
+    if answer.found.sources["failures"].startswith("the ledger") and answer.scenario.mtbf.likely_s == math.inf:
+        hint = "--failures rsc-1 takes those of a cluster of Meta"
+        print(f"  {clean(answer.found.run)} has met no failure yet, so none ever comes here: {hint}")
     print()
     if answer.outcome is not None:
         _show_outcome(answer.scenario, answer.outcome, answer.formulas)
@@ -100,6 +103,8 @@ def _inputs(answer: Answer) -> Iterator[tuple[str, str, str]]:
     jobs = f"{policy.keep_queued} kept queued" if policy.keep_queued else f"{scenario.array} at a time, by a person"
     opens = f"opens after {plural(policy.failures, 'failure')}" if policy.failures else "never opens"
     rows = {
+        "training": (seconds_text(scenario.work_s), "work_s"),
+        "GPUs": (f"{scenario.gpus_per_node} in a node", "gpus_per_node"),
         "failures": ("GPUs that come and go" if answer.replay else rate, "failures"),
         "stall": (seconds_text(costs.stall_s), "stall_s"),
         "durable": (seconds_text(costs.durable_s), "durable_s"),

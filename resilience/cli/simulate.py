@@ -28,6 +28,8 @@ from resilience.errors import UsageError
 from resilience.messages import plural
 
 if TYPE_CHECKING:
+    from resilience.runs.project import Project
+    from resilience.runs.run_directory import RunDirectory
     from resilience.simulate.failures import Capacity
     from resilience.simulate.scenario import Rates, Scenario, Trace
 
@@ -187,6 +189,8 @@ def _look(found: Found, config: Path | None, run: str) -> Trace | Rates:
     found.add("nodes", max((len(nodes_of(row)) for row in rows), default=0) or None, ledger)
     waits = tuple(row.queue_s for row in rows if row.queue_s is not None)
     found.add("queue_s", waits or None, f"the waits of {plural(len(waits), 'attempt')}")
+    if "restart_s" not in found.values:
+        found.add("restart_s", *_starts(project, directory))
     found.add("work_s", totals_of(rows, now).trained_s or None, "so long its attempts have run until now")
     if "time" in settings.sbatch:
         limit_s = parse_slurm_time_s(str(settings.sbatch["time"]))
@@ -201,6 +205,22 @@ def _look(found: Found, config: Path | None, run: str) -> Trace | Rates:
     trace = trace_of_ledger(rows, now, policy)
     found.add("failures", "", f"{ledger}, replayed from random places" if trace and trace.failures else ledger)
     return trace or Rates()
+
+
+def _starts(project: Project, directory: RunDirectory) -> tuple[float | None, str]:
+    """Return how many seconds attempts took until their first step, by the ledger of time, and how that is known."""
+    from statistics import median
+
+    from resilience.report.goodput import Category
+    from resilience.report.reading import read_goodput
+
+    attempts = read_goodput(project, directory, ask_scheduler=False).by_attempt
+    starts = [
+        one.ms.get(Category.START_UP, 0) + one.ms.get(Category.RESTORE, 0)
+        for one in attempts
+        if one.steps or one.redone_steps
+    ]
+    return (median(starts) / 1000 if starts else None), f"median of the starts of {plural(len(starts), 'attempt')}"
 
 
 def _scenario(found: Found, source: Rates | Trace | Capacity, array: int, person_s: float) -> Scenario:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.cli.ckpt_plan import percent_text
 from resilience.cli.show_simulation import counting
 from resilience.job import JobState
 from tests.lab.shell import SETTINGS, Shell, make_shell
@@ -30,11 +31,17 @@ def test_numbers_given_by_hand_need_no_project_and_give_the_whole_screen(
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     said = shell.resil("simulate", *ALONE, *FEW, "--queue-h", "2", "--seed", "7")
-    assert said.code == 0 and len(said.out.splitlines()) <= 25
+    assert said.code == 0 and len(said.out.splitlines()) <= 26
     assert said.out.startswith("5 d of training on 128 nodes (1,024 GPUs), 20 lives, seed 7\n")
     for text in ("Meta's RSC-1, 6.50 in 1,000 node-days", "ETTR with nodes", "days to finish", "GPU hours lost",
                  "jobs burnt", "of the time: trained", "Meta's E[ETTR]", "assumed"):  # fmt: skip
         assert text in said.out, text
+    rows = {line[2:14].strip(): line[14:].split("  ")[-1].strip() for line in said.out.splitlines()[2:15]}
+    assert (rows["training"], rows["GPUs"]) == ("given", "assumed"), "each number with its source"
+
+
+def test_no_share_is_less_than_nothing() -> None:
+    assert percent_text(-1e-17) == "0.0 %"
 
 
 def test_the_same_seed_says_the_same_and_the_numbers_are_those_of_the_screen(shell: Shell) -> None:
@@ -195,3 +202,22 @@ def test_a_run_without_an_attempt_needs_to_be_told_of_failures(shell: Shell) -> 
     assert shell.resil("submit").code == 0
     said = shell.resil("simulate", "--lives", "5")
     assert said.code == 0 and "none" in said.out and "the ledger: 0 attempts" in said.out
+    assert "gpt has met no failure yet, so none ever comes here: --failures rsc-1" in said.out
+    for words in (("--failures", "rsc-1"), ("--failures-per-node-day", "0")):
+        assert "no failure yet" not in shell.resil("simulate", *words, "--lives", "5").out
+
+
+def test_starts_that_the_guard_has_not_measured_are_those_of_the_ledger_of_time(trained: Shell) -> None:
+    (trained.run_dir / "learned" / "0.json").unlink()
+    assert trained.resil("simulate", "--lives", "5", "--json").json["scenario"]["costs"]["restart_s"] == 0
+    (trained.run_dir / "journal").mkdir(exist_ok=True)
+    for number in (1, 2):
+        start = float((trained.run_dir / "attempts" / f"{number:04d}").read_text().rpartition("start = ")[2])
+        events = [{"event": "start", "time": start + 10},
+                  {"event": "progress", "time": start + 300 * number, "step": 1},
+                  {"event": "progress", "time": start + 3000, "step": 2000}]  # fmt: skip
+        text = "".join(json.dumps(one | {"attempt": number}) + "\n" for one in events)
+        (trained.run_dir / "journal" / f"{90 + number}.0.jsonl").write_text(text)
+    document = trained.resil("simulate", "--lives", "5", "--json").json
+    assert document["scenario"]["costs"]["restart_s"] == pytest.approx(450, abs=20)
+    assert document["sources"]["restart_s"] == "median of the starts of 2 attempts"
