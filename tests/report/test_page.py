@@ -262,7 +262,7 @@ def test_only_a_failure_that_another_node_may_heal_is_held_against_its_node() ->
         )
         for number, name in enumerate(expected, 1)
     ]
-    assert [one.blamed for one in attempt_lines(rows)] == [*expected.values()]
+    assert [one.blamed for one in attempt_lines(rows, {})] == [*expected.values()]
 
 
 def test_a_restart_is_a_step_back_in_the_chart_and_pauses_of_saves_are_no_lines_of_their_own() -> None:
