@@ -35,7 +35,7 @@ from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import last_beat
 from resilience.runs.run_jobs import live_jobs, scheduler_of
 from resilience.runs.run_logs import start_of_attempt
-from resilience.runs.submissions import Intent, read_intents
+from resilience.runs.submissions import Intent, read_journal
 from resilience.system.files import explain_os_error, open_without_waiting, read_regular
 
 SILENT_S = 600.0
@@ -81,7 +81,8 @@ def read_goodput(
     does not tell; without an answer that is unknown. Raise StateDirectoryError if the run directory cannot be read.
     """
     now = project.system.clock.now()
-    attempts, intents = ended_attempts(directory), read_intents(directory)
+    attempts, journal = ended_attempts(directory), read_journal(directory)
+    intents = journal.intents
     siblings = Siblings(attempts, intents)
     ends = {one.number: end_of(directory, one, siblings) for one in attempts if one.end is not None}
     told = _ask(project, directory, attempts, ends, intents) if ask_scheduler and attempts else _Told({})
@@ -89,6 +90,11 @@ def read_goodput(
     held_until = _held_until(directory)
     hangs, durations, recent = _hangs(directory), Durations(), deque[float](maxlen=RECENT)
     lives, notes = list[Life](), [told.note] if told.note else []
+    if journal.copied_from:
+        notes.append(
+            f"this run directory is a copy of {journal.copied_from}: submissions and incidents are those of the "
+            "original, so when its jobs were queued is unknown here"
+        )
     options = _Options(intents)
     previous_end: dict[int, int] = {}
     durable_step, has_saved, unseen = None, False, 0

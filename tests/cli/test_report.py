@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,19 @@ def test_a_fault_that_came_back_is_counted_as_often_as_it_was_found(shell: Shell
     (only,) = told(shell)["incidents"]
     assert only["times"] == 3
     assert "3 incidents of 1 fault" in page(shell)
+
+
+def test_a_copy_of_a_run_says_that_its_queue_and_its_incidents_are_those_of_the_original(
+    shell: Shell, tmp_path: Path
+) -> None:
+    write_attempts(shell.run_dir, 2)
+    Office(shell).tick(full())
+    copy = tmp_path / "archive"
+    shutil.copytree(shell.directory, copy)
+    for _ in range(2):  # the first one sets the copied incidents aside
+        found = told(shell, "-c", str(copy / "resil.toml"))
+        assert found["incidents"] == [] and f"a copy of {shell.run_dir}: " in "\n".join(found["missing"])
+    assert len(told(shell)["incidents"]) == 1 and "a copy of" not in str(told(shell)["missing"])
 
 
 def test_checkpoints_are_shown_with_their_verification(shell: Shell) -> None:
