@@ -22,8 +22,13 @@ MOST_CATEGORIES = 6
 
 
 def lived(report: Report, since: float) -> bool:
-    """Return whether anything of a run happened since then. Pure."""
-    return any((one.end_time if one.end_time is not None else report.made_at) >= since for one in report.attempts)
+    """Return whether anything of a run happened since then; of an attempt without an end that seems to be lost, whether
+    it made steps. Pure."""
+    moments = [one.start_time if one.end_time is None else one.end_time for one in report.attempts]
+    moments += [one.end_time for one in report.steps]
+    if report.time is not None and report.time.is_running:
+        moments.append(report.made_at)
+    return max(moments, default=0.0) >= since
 
 
 def compose(report: Report) -> tuple[str, tuple[str, ...]]:
