@@ -49,7 +49,7 @@ class AttemptFold:
     Attributes:
         launch_ms: when the training was launched; None: it was not, or nothing tells.
         durable_step: of the newest save that was durable, or the step that was resumed from.
-        has_saved: whether a save was told at all.
+        has_saved: whether a save was told at all, durable or not.
         world: the number of ranks; None: no guard told it.
         nodes: hostlist expression of the nodes that were launched on.
         is_held: whether its end held the jobs that were queued.
@@ -107,8 +107,9 @@ class AttemptFold:
         elif name in ("save_staged", "save", "save_failed"):
             if step == self._saving:
                 self._saving = None
+            self.has_saved = True
             if name == "save" and step is not None:
-                self.durable_step, self.has_saved = step, True
+                self.durable_step = step
         elif name == "start":
             self._begin(0 if step is None else step)
             world = event.get("world")
@@ -137,7 +138,7 @@ class AttemptFold:
             self._phase = next((kind for word, kind in _PHASES.items() if phase.startswith(word)), None)
         elif name == "save_begin":
             self._reach(step)
-            self._saving, self._is_restoring = step, False
+            self._saving, self._is_restoring, self.has_saved = step, False, True
         elif name == "decision" and event.get("stop") is True:
             self._reach(step)
             self._stop_step = self._step if step is None else step

@@ -26,7 +26,7 @@ from resilience.hostlist import expand
 from resilience.job import Job
 from resilience.messages import plural
 from resilience.report.compose import Life, compose
-from resilience.report.fold import LOST, RECENT, RUNNING, AttemptFold, Durations
+from resilience.report.fold import LOST, RECENT, RUNNING, SLACK_MS, AttemptFold, Durations
 from resilience.report.goodput import Category, Goodput
 from resilience.runs.attempts import Attempt
 from resilience.runs.breaker_file import breaker_path, closings, read_breaker
@@ -98,6 +98,7 @@ def read_goodput(
     options = _Options(intents)
     previous_end: dict[int, int] = {}
     durable_step, has_saved, unseen = None, False, 0
+    anew, has_steps = list[int](), False
     folds: dict[int, AttemptFold] = {}
     of_job = defaultdict[int, list[_Window]](list)
     for window in windows:
@@ -114,6 +115,10 @@ def read_goodput(
         queued = _queued_ms(window, options.intents, told.records, previous_end.get(attempt.job_id))
         previous_end[attempt.job_id] = window.end_ms
         spans = tuple(fold.finish())
+        first_step = next((one.first_step for one in spans if one.first_step is not None), None)
+        if first_step == 0 and has_steps:
+            anew.append(attempt.number)
+        has_steps |= first_step is not None
         lives.append(
             Life(
                 attempt=attempt.number,
@@ -131,14 +136,14 @@ def read_goodput(
     is_running = bool(lives) and lives[-1].ended == RUNNING
     is_over = directory.is_finished() or (bool(lives) and lives[-1].ended == FailureClass.FINISHED)
     waits = _waits(directory, told.live)
-    notes += _notes(windows, unseen)
+    notes += _notes(windows, unseen, anew)
     return compose(
         directory.run,
         lives,
         end_ms=_ms(now) if is_running or not lives or (waits is not None and not is_over) else 0,
         waits=waits or Category.QUEUE,
         since_ms=None if since is None else _ms(since),
-        durable_step=durable_step if has_saved and not is_over and not is_running else None,
+        durable_step=(durable_step or 0) if has_saved and not is_over and not is_running else None,
         durations=durations,
         notes=notes,
     )
@@ -234,8 +239,8 @@ def _queued_ms(
     if previous_end is not None:
         return previous_end
     intent, record = intents.get(start_of_attempt(attempt).array), records.get(attempt.number)
-    if intent is not None and not intent.adopted:
-        return _ms(intent.time)
+    if intent is not None and not intent.adopted:  # a submit after the start is of another clock
+        return _ms(intent.time) if _ms(intent.time) <= window.start_ms + SLACK_MS else None
     return _ms(record.submit_time) if record is not None and record.submit_time is not None else None
 
 
@@ -261,16 +266,24 @@ def _hangs(directory: RunDirectory) -> dict[int, list[int]]:
     return found
 
 
-def _notes(windows: Sequence[_Window], unseen: int) -> Iterator[str]:
+def _notes(windows: Sequence[_Window], unseen: int, anew: Sequence[int]) -> Iterator[str]:
     if unseen:
         yield (
             f"no guard and no step was seen of {unseen} of {plural(len(windows), 'attempt')}: "
             "their time after the launch is unknown"
         )
-    lost = [str(one.attempt.number) for one in windows if one.folded_as == LOST]
+    lost = [one.attempt.number for one in windows if one.folded_as == LOST]
     if lost:
-        shown = ", ".join(lost[:8]) + (", ..." if len(lost) > 8 else "")
-        yield f"no end was recorded of {plural(len(lost), 'attempt')} ({shown}): unknown after the last event"
+        yield f"no end was recorded of {plural(len(lost), 'attempt')} ({_shown(lost)}): unknown after the last event"
+    if anew:
+        yield (
+            f"{'attempt' if len(anew) == 1 else 'attempts'} {_shown(anew)} began again at step 0, so the steps before "
+            "count as redone: a training that resumes tells where, with guard.resumed(step)"
+        )
+
+
+def _shown(numbers: Sequence[object]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
 
 
 # ---- journals ------------------------------------------------------------------------------------------------------

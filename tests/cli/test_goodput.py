@@ -177,6 +177,42 @@ def test_what_was_trained_after_the_last_save_of_a_run_that_did_not_finish_is_lo
     assert found[Category.REDONE] == 299.5 + 699, "nothing after step 300 is durable"
 
 
+def test_steps_of_a_run_whose_only_save_never_became_durable_are_lost(shell: Shell, history: History) -> None:
+    history.submit(0, 101)
+    history.attempt(1, 101, 100)
+    history.train(1, 101, 199, 0, 600)
+    history.tell(101, "0", 799.25, "save_begin", attempt=1, step=600)
+    history.end(1, 810)
+    found = read(shell)
+    assert Category.PRODUCTIVE not in found and found[Category.REDONE] > 590
+
+
+def test_a_job_that_was_submitted_after_its_start_by_another_clock_waited_for_an_unknown_time(
+    shell: Shell, history: History
+) -> None:
+    two_attempts(history)
+    lines = (history.run / "submissions.jsonl").read_text()
+    history.submit(5000, 102)
+    (history.run / "attempts" / "0002").write_text(
+        (history.run / "attempts" / "0002").read_text().replace('"101_2"', '"102"')
+    )
+    found = read(shell)
+    assert Category.HELD not in found and found[Category.UNKNOWN] == 90
+    (history.run / "submissions.jsonl").write_text(lines)
+
+
+def test_a_run_that_began_again_at_its_first_step_says_what_that_counts_as(shell: Shell, history: History) -> None:
+    two_attempts(history)
+    assert "began again" not in shell.resil("goodput").out
+    path = history.run / "journal" / "102.0.jsonl"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if '"resume"' not in line))
+    path = history.run / "journal" / "102.progress.jsonl"
+    path.unlink()
+    history.tell(102, "progress", 1000, "progress", attempt=2, step=10)
+    history.tell(102, "progress", 1600, "progress", attempt=2, step=600)
+    assert "attempt 2 began again at step 0" in shell.resil("goodput").out
+
+
 def test_a_run_that_is_queued_still_lives_and_a_held_one_is_held(shell: Shell, history: History) -> None:
     two_attempts(history)
     (history.run / "finished").unlink()
