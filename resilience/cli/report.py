@@ -62,6 +62,7 @@ def report(
 
 
 def _send(project: Project, directories: Sequence[RunDirectory], since_s: float) -> None:
+    from resilience.errors import StateDirectoryError
     from resilience.report.digest import lived, send_report
     from resilience.report.page import render
     from resilience.report.sources import read_report
@@ -70,10 +71,16 @@ def _send(project: Project, directories: Sequence[RunDirectory], since_s: float)
         print("no channel is configured, so no report is sent: [alert] channels")
         return
     since = project.system.clock.now() - since_s if since_s else 0.0
+    errors = list[StateDirectoryError]()
     for directory in directories:
-        found = read_report(project, directory)
-        if lived(found, since):
-            print(clean(send_report(project, directory, found, render(found, plain(found))).title))
+        try:
+            found = read_report(project, directory)
+            if lived(found, since):
+                print(clean(send_report(project, directory, found, render(found, plain(found))).title))
+        except StateDirectoryError as error:  # the others are sent
+            errors.append(error)
+    if errors:
+        raise StateDirectoryError("; ".join(error.message for error in errors), hint=errors[0].hint)
 
 
 @single_command("Examples: resil timeline; resil timeline gpt --svg gpt.svg")

@@ -207,6 +207,18 @@ def test_the_first_attempt_began_when_it_did(shell: Shell) -> None:
     assert told(shell)["attempts"][0]["start_time"] == BEGIN
 
 
+def test_a_run_that_cannot_be_read_does_not_keep_the_others_from_being_sent(shell: Shell) -> None:
+    Office(shell)
+    assert shell.resil("submit", "--run", "abc").code == 0
+    write_attempts(shell.run_dir, 2, is_finished=False)
+    (shell.run_dir / "attempts" / "0002.beat").touch()
+    broken = shell.run_dir.with_name("abc") / "attempts"
+    broken.rmdir()
+    broken.write_text("")
+    said = shell.resil("report", "--send")
+    assert said.out.startswith("gpt: running; 2 attempts") and said.code == 1 and "abc" in said.err
+
+
 def test_send_queues_one_message_for_each_run_and_slot(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     said = shell.resil("report", "--send")
     assert (said.code, said.out) == (0, "no channel is configured, so no report is sent: [alert] channels\n")
