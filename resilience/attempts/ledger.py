@@ -62,7 +62,7 @@ class LedgerRow:
         end, why: what the batch shell recorded, and its reason; None and empty: nothing.
         state: final state of the job, by the scheduler; None: unknown.
         exit_code, signal: of the launch; None: unknown, or no signal.
-        first_step: the step it resumed from; None: unknown.
+        first_step: the step it resumed from, or began at if it made steps without; None: unknown.
         last_step: the newest step seen of it; None: unknown. Of a training whose state was ruined, the step at which
             that was found: the ranks stop some steps later, not always after the same one.
         durable_step: the newest step whose checkpoint was durable; None: none is known.
@@ -205,16 +205,20 @@ def totals_of(rows: Sequence[LedgerRow], now: float) -> Totals:
 
 def fold_steps(events: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None, int | None]:
     """Return the first, last and durable step in the journal of one attempt's rank 0. Pure."""
-    first = last = durable = None
+    first = last = durable = start = None
     for event in events:
         step = event.get("step")
         if not isinstance(step, int) or isinstance(step, bool):
             continue
         if event.get("event") == "resume":
             first = step if first is None else first
+        elif event.get("event") == "start":
+            start = step if start is None else start
         elif event.get("event") == "save":
             durable = step if durable is None else max(durable, step)
         last = step if last is None else max(last, step)
+    if first is None and start is not None and last is not None and last > start:
+        first = start  # nothing was resumed
     return first, last, durable
 
 

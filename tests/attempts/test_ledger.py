@@ -207,6 +207,10 @@ def test_steps_of_a_journal() -> None:
     assert fold_steps([{"event": "save", "step": "x"}, {"event": "save", "step": True}]) == (None, None, None)
     events = [{"event": "resume", "step": 5}, {"event": "save", "step": 9}, {"event": "resume", "step": 9}]
     assert fold_steps(events) == (5, 9, 9)
+    start = {"event": "start", "step": 0}
+    assert fold_steps([start, *events]) == (5, 9, 9)
+    assert fold_steps([start, {"event": "error", "step": 70}]) == (0, 70, None), "nothing was resumed"
+    assert fold_steps([start]) == (None, 0, None), "it may yet resume"
 
 
 def ruined(step: int, decided: int) -> list[dict[str, Any]]:
