@@ -30,6 +30,7 @@ def goodput(
     config: ConfigOption = None,
 ) -> None:
     """Show where the time of a run went: productive, redone, saves, queue, hangs; and what the field calls goodput."""
+    from resilience.messages import plural
     from resilience.report.reading import read_goodput
 
     project = open_project(config)
@@ -37,6 +38,10 @@ def goodput(
     found = read_goodput(project, directory, since=_moment(since, project.system.clock.now()))
     if as_json:
         print_json("goodput", {"goodput": found})
+    elif not found.wall_ms and found.by_attempt:
+        print(
+            f"run {clean(directory.run)} has {plural(len(found.by_attempt), 'attempt')}, which took less than a second"
+        )
     elif not found.wall_ms:
         when = f" since {since}" if since and found.end_ms else ""
         print(f"run {clean(directory.run)} has no attempt{when or ' yet'}: there is no time to show")

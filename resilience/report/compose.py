@@ -71,7 +71,8 @@ def compose(
     """
     spans = list(_partition(lives, end_ms, waits))
     spans = redo(spans, durable_step)
-    start, end = spans[0].start_ms if spans else end_ms, spans[-1].end_ms if spans else end_ms
+    at = max(end_ms, max((life.end_ms for life in lives), default=0))  # if no time has passed at all
+    start, end = (spans[0].start_ms, spans[-1].end_ms) if spans else (at, at)
     if since_ms is not None:
         start = min(max(start, since_ms), end)
         spans = [part for span in spans if (part := clip(span, start, end)) is not None]

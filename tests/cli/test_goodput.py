@@ -147,6 +147,19 @@ def test_a_run_without_attempts_says_so(shell: Shell, history: History) -> None:
     assert shell.resil("goodput", "--since", "1s").out == "run gpt has no attempt since 1s: there is no time to show\n"
 
 
+def test_an_attempt_that_ended_in_the_second_in_which_it_began_has_a_time_and_a_page(
+    shell: Shell, history: History
+) -> None:
+    history.submit(100, 101)
+    history.attempt(1, 101, 100)
+    history.end(1, 100)
+    assert shell.resil("goodput").out == "run gpt has 1 attempt, which took less than a second\n"
+    found = shell.resil("goodput", "--json").json["goodput"]
+    assert found["start_ms"] == found["end_ms"] == 1000 * (BEGIN + 100), "not 1970"
+    assert shell.resil("report", "-o", "page.html").code == 0
+    assert "1970" not in (shell.directory / "page.html").read_text()
+
+
 def test_what_the_journal_leaves_open_is_asked_of_the_scheduler_once(shell: Shell, history: History) -> None:
     history.attempt(1, 101, 100)
     history.train(1, 101, 199, 0, 60)
