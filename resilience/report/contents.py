@@ -192,7 +192,8 @@ class Report:
 
     Attributes:
         made_at: when, in seconds since the epoch.
-        state: `finished`, `running`, `held by the breaker`, `killed`, `not finished` or `not started`.
+        state: `finished`, `running`, `running, or lost`, `held by the breaker`, `killed`, `not finished` or
+            `not started`.
         time: where the time went, without its spans; None without an attempt.
         steps: the chart of steps, oldest first.
         losses: step and loss, where the training gave it.

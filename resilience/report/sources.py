@@ -43,6 +43,7 @@ from resilience.report.contents import (
     attempt_lines,
     step_lines,
 )
+from resilience.report.goodput import Goodput
 from resilience.report.reading import read_goodput
 from resilience.runs.breaker_file import closings, read_breaker
 from resilience.runs.open_project import in_child
@@ -69,7 +70,7 @@ def read_report(project: Project, directory: RunDirectory) -> Report:
     report = Report(
         run=directory.run,
         made_at=now,
-        state=_state(directory, attempts),
+        state=_state(directory, attempts, time),
         time=None if time is None else replace(time, spans=()),
         plan=_plan(project),
         saves=saves_of(_events_of_saves(directory, rows)),
@@ -87,11 +88,11 @@ def read_report(project: Project, directory: RunDirectory) -> Report:
     return replace(report, advice=advice, missing=tuple(dict.fromkeys(missing)))
 
 
-def _state(directory: RunDirectory, attempts: Sequence[AttemptLine]) -> str:
+def _state(directory: RunDirectory, attempts: Sequence[AttemptLine], time: Goodput | None) -> str:
     if directory.is_finished():
         return "finished"
     if attempts and attempts[-1].outcome is Outcome.RUNNING:
-        return "running"
+        return "running" if time is None or time.is_running else "running, or lost"
     if (directory.path / layout.SWITCHES / layout.KILL_SWITCH).exists():
         return "killed"
     if read_breaker(directory) is not None:
