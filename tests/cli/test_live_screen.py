@@ -55,7 +55,8 @@ def test_keys_work_and_the_terminal_is_as_before(tmp_path: Path) -> None:
         assert termios.tcgetattr(terminal) != before
         worker = worker_of(pid)
         for key, answer in ((b"?", r"sends no heartbeat"), (b"?", r"gpt"), (b"s", r"save switch set"),
-                            (b"k", r"stop gpt after a save\?"), (b"n", r"nothing was done"), (b"k", r"stop gpt"),
+                            (b"k", r"stop gpt after a save\?"), (b"n", r"nothing was done"),
+                            (b"ky", r"stop gpt"), (b"n", r"nothing was done"), (b"k", r"stop gpt"),
                             (b"y", r"kill switch set"), (b"a", r"no incident")):  # fmt: skip
             os.write(terminal, key)
             read_until(terminal, answer)

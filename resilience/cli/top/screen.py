@@ -117,6 +117,8 @@ class Screen:
         elif not typed.startswith(b"\x1b"):
             for key in typed.decode("ascii", "ignore"):
                 self._key(key)
+                if self._answer is not None:
+                    break  # what was typed, or pasted, with the key is no answer: nobody has seen the question
 
     def _key(self, key: str) -> None:
         if self._answer is not None:
