@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
 from resilience.cli.top.look import Looker
+from resilience.errors import StateDirectoryError
 from resilience.job import JobState
 from tests.lab.fakes import DOWN, FakeClock
 from tests.lab.shell import Office, Shell, full
@@ -110,6 +113,26 @@ def test_keys_save_and_kill_by_the_switches_and_say_what_they_did(shell: Shell, 
     assert 'why = "by resil top"' in (shell.run_dir / "switches" / "kill").read_text()
     shell.run_dir.rename(shell.run_dir.with_name("moved"))
     assert "kill gpt: " in looker.act("kill", "gpt")
+
+
+def test_a_run_that_was_removed_meanwhile_is_told_and_the_others_stay(
+    shell: Shell, looker: Looker, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_attempt(shell, clock, 620)
+    looker.look()
+    shutil.rmtree(shell.run_dir)
+    assert [run.run for run in looker.look("gpt").runs] == ["bert", "gpt"], "until the next question"
+    clock.sleep(30.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("resilience.cli.top.look.run_statuses", _cannot_be_read)
+        assert "Input/output error" in looker.look("gpt").trouble
+    clock.sleep(30.0)
+    assert [run.run for run in looker.look("gpt").runs] == ["bert"]
+    assert looker.act("kill", "gpt") == "kill gpt: this run is no longer there"
+
+
+def _cannot_be_read(*_: object) -> NoReturn:
+    raise StateDirectoryError("Input/output error")
 
 
 def test_open_incidents_are_shown_and_acknowledged(shell: Shell, clock: FakeClock) -> None:

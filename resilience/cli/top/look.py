@@ -126,7 +126,6 @@ class Looker:
         queries = set()
         try:
             directories = self._only or self._project.runs()
-            self.directories = {directory.run: directory for directory in directories}
             for directory in directories:
                 known = self._known.setdefault(directory.run, _Known())
                 with suppress(ResilError):
@@ -134,6 +133,7 @@ class Looker:
                     known.log = newest_log(directory, known.intents)
                     queries.add((scheduler_of(known.intents), submitters(directory, known.intents, me)))
             self.statuses = run_statuses(self._project, directories)
+            self.directories = {directory.run: directory for directory in directories}
             self.trouble = ""
         except ResilError as error:
             self.trouble = error.message
@@ -246,6 +246,8 @@ class Looker:
                 (incident,) = acknowledge(self._project, [name])
                 self._incidents_mark = None
                 return f"acknowledged {incident.check} {incident.subject}; to undo: resil alert ack --undo {name}"
+            if name not in self.directories:
+                return f"{verb} {name}: this run is no longer there"
             directory = self.directories[name]
             kind = layout.KILL_SWITCH if verb == "kill" else layout.SAVE_SWITCH
             done = set_switch(self._project, directory, kind, why="by resil top", scope=Scope.JOB)
