@@ -129,8 +129,11 @@ def simulate(
         raise UsageError("how often failures come is unknown", hint=hint)
     scenario = _scenario(found, source, array, 3600 * person_h)
     if scenario.mtbf.likely_s < SHORTEST_MTBF_S:
-        text = f"a failure each {scenario.mtbf.likely_s:.2g} s: no run lives under that"
-        raise UsageError(text, hint="failures are of one node in a day, and all nodes of the job count")
+        text, origin = f"a failure each {scenario.mtbf.likely_s:.2g} s", found.sources["failures"]
+        hint = "failures are of one node in a day, and all nodes of the job count"
+        if origin.startswith("the ledger"):
+            text, hint = f"{text} by {origin}", "--failures rsc-1 takes those of a cluster of Meta"
+        raise UsageError(f"{text}: no run lives under that", hint=hint)
     answer = _answer(found, scenario, source, lives, seed, sweep)
     if svg is not None:
         write_atomic(

@@ -198,6 +198,17 @@ def test_options_replace_what_is_known_of_a_run(trained: Shell) -> None:
     assert document["sources"]["durable_s"] == "slowest of 2 saves" and document["sources"]["nodes"] == "given"
 
 
+def test_a_run_that_only_crashed_is_told_to_take_failures_from_elsewhere(shell: Shell) -> None:
+    assert shell.resil("submit").code == 0
+    for number in (1, 2, 3):
+        start = f'number = {number}\njob_id = 9{number}\nlabel = "9{number}"\nhost = "n1"\npid = 1\n'
+        (shell.run_dir / "attempts" / f"{number:04d}").write_text(f"{start}start = {1_700_000_000 + 20 * number}\n")
+        end = f'end = "exited"\nexit_code = {number}\ntime = {1_700_000_010 + 20 * number}\n'
+        (shell.run_dir / "attempts" / f"{number:04d}.end").write_text(end)
+    said = shell.resil("simulate", "--lives", "5")
+    assert said.code == 2 and "by the ledger: 3 attempts" in said.err and "--failures rsc-1" in said.err
+
+
 def test_a_run_without_an_attempt_needs_to_be_told_of_failures(shell: Shell) -> None:
     assert shell.resil("submit").code == 0
     said = shell.resil("simulate", "--lives", "5")
