@@ -76,7 +76,7 @@ def write_prom(project: Project, path: Path, run: str = "") -> None:
     looker = Looker(project, run)
     frame = looker.look()
     views = {view.run: view for view in frame.runs}
-    samples = list(project_samples(frame))
+    samples = list(project_samples(frame)) if project.loaded.settings.alert.channels else []
     for status in looker.statuses:
         samples += run_samples(status, views[status.run], frame.time)
         samples += _attempts(looker.directories[status.run], status)
@@ -133,7 +133,7 @@ def _journal_bytes(directory: RunDirectory) -> int:
 
 
 def project_samples(frame: Frame) -> Iterator[Sample]:
-    """Yield what is known of the project as a whole. Pure."""
+    """Yield what is known of incidents, which are recorded where there is a channel for them. Pure."""
     is_known = not any(text.startswith("incidents: ") for text in frame.trouble)
     yield Sample("resil_scrape_error", {"source": "incidents"}, not is_known)
     counts = Counter(one.verdict for one in frame.incidents)

@@ -181,6 +181,11 @@ def test_incidents_are_counted_and_those_that_cannot_be_read_are_not_zero(shell:
     assert read(file)["scrape_error incidents"] == 1 and not [key for key in read(file) if "incidents_open" in key]
 
 
+def test_without_a_channel_nobody_records_incidents_and_there_is_no_zero(shell: Shell, file: Path) -> None:
+    shell.resil("status", "--prom", str(file))
+    assert not [key for key in read(file) if "incidents" in key]
+
+
 def test_the_text_keeps_the_rules_of_the_collector() -> None:
     hostile = 'a\\b"c\nd\x00'
     text = render(
