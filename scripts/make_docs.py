@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from inspect import cleandoc
 from pathlib import Path
 from types import UnionType
@@ -315,7 +315,9 @@ beat_s = 1
 every = "20s"
 poll_s = 0.5
 [watch.fs]
-warn_percent = 1
+warn_percent = "1%"
+[alert]
+channels = ["console"]
 """
 
 
@@ -340,7 +342,8 @@ def draw_screen(root: Path = ROOT) -> None:
             while time.monotonic() < until:
                 frame = looker.look()
                 time.sleep(1)
-            draw_svg(root / SCREEN, compose(frame, 96, 26), title="resil top")
+            runs = tuple(replace(run, log_path=run.log_path.replace(directory, "~")) for run in frame.runs)
+            draw_svg(root / SCREEN, compose(replace(frame, runs=runs), 96, 26), title="resil top")
         finally:
             subprocess.run([*resil, "cancel", "gpt"], check=False, **quiet)
 
