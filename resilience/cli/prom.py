@@ -49,8 +49,8 @@ METRICS: Mapping[str, tuple[str, str]] = {
 """Type and help. Both are the same in all files, as the collector demands. The time is no counter: steps that are lost
 are taken from the productive time, which would look to Prometheus like a counter that begins anew."""
 MOST_JOURNAL_BYTES = 16 * 2**20
-"""Where the time went is read from all journals of a run: so many take about a second of a core. Of a run with more it
-is not told."""
+"""Where the time went is read from all journals of a run: so many take one second of a core, or three if they are of
+10,000 attempts. Of a run with more it is not told."""
 STATES = ("running", "queued", "finished", "not queued")
 VERDICTS = ("WARNING", "UNKNOWN", "CRITICAL")
 CONDITIONS = ("well", "slow", "slow", "slow", "standing", "silent", "gone")
