@@ -115,6 +115,12 @@ def test_keys_save_and_kill_by_the_switches_and_say_what_they_did(shell: Shell, 
     assert "kill gpt: " in looker.act("kill", "gpt")
 
 
+def test_a_switch_for_a_run_without_a_job_says_that_nothing_trains(shell: Shell, looker: Looker) -> None:
+    shell.fake.records = []
+    (state,) = [run.state for run in looker.look("gpt").runs if run.run == "gpt"]
+    assert looker.act("kill", "gpt") == f"kill switch set, the run is {state}; to clear it: resil clear gpt"
+
+
 def test_a_run_that_was_removed_meanwhile_is_told_and_the_others_stay(
     shell: Shell, looker: Looker, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,7 +256,9 @@ class Looker:
                 return f"{kind} switch set, but {done.warning}"
             if newest is not None and newest.adopted:
                 return f"{kind} switch set, but the job was queued without resil and does not see it"
-            return f"{kind} switch set; to clear it: resil clear {name}"
+            state = next((one.headline for one in self.statuses if one.run == name), "")
+            idle = f", the run is {state}" if state in ("finished", "queued", "not queued") else ""
+            return f"{kind} switch set{idle}; to clear it: resil clear {name}"
         except ResilError as error:
             return f"{verb} {name}: {error.message}"
 
