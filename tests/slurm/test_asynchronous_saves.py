@@ -34,7 +34,7 @@ from tests.lab.tutorial import healthy
 pytestmark = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed: pip install torch (extra `torch`)"
 )
-SAVE_S, SAVE_EVERY, LATER_S = 2, 40, 5
+SAVE_S, SAVE_EVERY, LATER_S = 2, 40, 15
 SAVES: dict[str, Any] = {"every": 20, "save_s": 0.3, "sbatch": 'exclude = "n3,n4"'}
 # argv: guard or plain; a fault in the second save of the first attempt, or none; the directory of the checkpoints.
 TRAINING = """\

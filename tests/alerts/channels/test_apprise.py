@@ -35,7 +35,8 @@ send, refused = SENDER.send, SENDER.refused
 def at(httpserver: HTTPServer, directory: Path, canary: str) -> AppriseSettings:
     """Two addresses on the server, with the canary as a password in them."""
     where = f"json://ada:{canary}@127.0.0.1:{httpserver.port}"
-    return AppriseSettings(urls_file=str(plant(directory, "urls", f"# mine\n{where}/one\n\n{where}/two")))
+    urls = plant(directory, "urls", f"# mine\n{where}/one\n\n{where}/two")
+    return AppriseSettings(urls_file=str(urls), timeout_s=60.0)
 
 
 @needs_apprise
