@@ -17,7 +17,7 @@ from resilience.errors import UsageError
 def stacks(
     run: RunArgument = "",
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with the stacks of all threads.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with the stack of each rank.")
     ] = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,

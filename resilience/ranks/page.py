@@ -89,7 +89,7 @@ def _section(evidence: Evidence, why: str) -> Iterable[str]:
         cells = (rank.rank, rank.host, rank.pid, rank.step, rank.phase, places.get(rank.rank, ""))
         row = "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
         yield f'<tr class="odd">{row}</tr>' if rank.rank in odd else f"<tr>{row}</tr>"
-    yield "</table></div><h2>All threads</h2>"
+    yield "</table></div><h2>The stack of each rank</h2>"
     texts = _texts(evidence, odd)
     for rank in texts:
         text = escape(cut(rank.text, LONGEST_TEXT))

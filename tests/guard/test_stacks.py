@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -82,3 +84,27 @@ def test_a_reader_is_named_only_where_yama_asks_for_it(
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
     stacks.allow_reader(77)
     assert calls == named
+
+
+def test_on_a_signal_only_the_main_thread_is_written_since_others_change_while_they_are_read() -> None:
+    """With `all_threads=True` one of some thousand signals ended a process with busy threads by SIGSEGV."""
+    program = """
+import os, signal, threading, time
+from resilience.guard.stacks import StacksOnDemand
+stacks = StacksOnDemand()
+stacks.keep()
+def busy():
+    while True:
+        sorted([3, 1, 2], key=lambda one: -one)
+def main():
+    for _ in range(300):
+        os.kill(os.getpid(), stacks.signal)
+threading.Thread(target=busy, daemon=True).start()
+main()
+print(os.pread(stacks.descriptor, 2**20, 0).decode(), flush=True)
+os._exit(0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0 and done.stdout.count(" in main\n") == 300 and " in busy" not in done.stdout
