@@ -41,6 +41,8 @@ def test_a_stop_saves_and_the_next_attempt_does_no_batch_twice_and_leaves_none_o
     assert batches == [step % 500 for step in steps]
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_sigterm_saves_and_stops_although_lightning_has_a_handler_of_its_own(launched: Launched) -> None:
     launched.launch(command(launched))
     launched.until_step(5, 1)
@@ -100,13 +102,9 @@ def test_nothing_is_trained_under_a_kill_switch(launched: Launched) -> None:
     assert launched.count(0, "step") == 0
 
 
-SOAK = [
-    pytest.mark.soak,
-    pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="a minute of processor time: set RESIL_SOAK=1"),
-]
-
-
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=SOAK)])
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="a minute of processor time: set RESIL_SOAK=1")
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
 def test_two_processes_of_lightnings_own_stop_at_one_step(launched: Launched, strategy: str) -> None:
     launched.launch(command(launched, devices=2, strategy=f'"{strategy}"'))
     launched.until_step(5, 2)

@@ -29,8 +29,8 @@ RECIPES = [
         "torch.save, safetensors, dcp, dcp in a thread, deepspeed, megatron", marks=needs("torch", "safetensors")
     ),
     pytest.param("dcp in a process", marks=(needs("torch"), *SOAK)),
-    pytest.param("accelerate", marks=needs("torch", "accelerate")),
-    pytest.param("lightning", marks=needs("torch", "lightning")),
+    pytest.param("accelerate", marks=(needs("torch", "accelerate"), *SOAK)),
+    pytest.param("lightning", marks=(needs("torch", "lightning"), *SOAK)),
     pytest.param("transformers", marks=(needs("torch", "transformers", "accelerate"), *SOAK)),
     pytest.param("jax", marks=needs("jax", "orbax.checkpoint")),
 ]

@@ -3,6 +3,7 @@ stall of data, whether the training says so or not."""
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import fields
 from typing import Any
@@ -132,9 +133,9 @@ def test_ranks_of_a_training_that_makes_steps_are_not_named() -> None:
         assert before is not None and before.odd == "" and not before.is_confirmed(now)
 
 
-def test_no_healthy_training_of_a_thousand_is_confirmed() -> None:
+def test_no_healthy_training_is_confirmed() -> None:
     """A pause of any length in which each rank works now and then, for at most 20 s each with nothing to see."""
-    for number in range(1000):
+    for number in range(1000 if os.environ.get("RESIL_SOAK") == "1" else 200):
         source = random.Random(number)
         before, cpu_s, read = None, 0.0, 0
         for tick in range(60):
