@@ -23,6 +23,8 @@ TRACES = "traces"
 """`traces/<jobid>.<restart>/rank_<n>`: the dumps of torch's flight recorder."""
 HANGS = "hangs"
 """`hangs/<attempt>-<step>.html` and `.txt`: the evidence of a hang; `.acted`: what was done about it, as JSON."""
+INJECTIONS = "injections"
+"""`injections/<id>.json`: faults that were injected on purpose, written before they start."""
 AGREEMENT = "agreement"
 """`agreement/<launch>`: the address of rank 0, and the token that authenticates ranks. Mode 0600."""
 
@@ -37,6 +39,9 @@ GUARD_PREFIX = "RESIL_GUARD__"
 """The batch script exports each setting of [guard] as `RESIL_GUARD__KEY`."""
 CHECKPOINTS_PREFIX = "RESIL_CHECKPOINTS__"
 """The same for [checkpoints]."""
+
+ALLOW_INJECT = "RESIL_ALLOW_INJECT"
+"""The batch script exports it as `true` if `allow_inject` is set below [run]: only then the guard injects faults."""
 
 BREAKER, BREAKER_HELD, BREAKER_CLOSED = "breaker", "breaker.held", "breaker.closed"
 """In `attempts/`: exists while the breaker is open; the jobs that it holds; the attempts that no longer count."""

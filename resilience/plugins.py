@@ -28,6 +28,7 @@ PACKAGES = {
     "channels": ("resilience.alerts.channels",),
     "drivers": ("resilience.cron.drivers",),
     "node_checks": ("resilience.nodes.checks",),
+    "faults": ("resilience.inject.faults",),
 }
 """Packages of the built-in plugins of each family."""
 
@@ -38,6 +39,7 @@ _SINGULAR = {
     "channels": "kind of channel",
     "drivers": "backend of cron",
     "node_checks": "check of nodes",
+    "faults": "fault",
 }
 
 

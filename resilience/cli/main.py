@@ -44,6 +44,7 @@ COMMANDS: dict[str, CommandEntry] = {
         ("breaker", "breaker:app", "Steer", "Show or close the breaker that holds a failing run."),
         ("clear", "runs:clear", "Steer", "Clear the switches of a run."),
         ("cancel", "runs:cancel", "Steer", "End the jobs of a run through the scheduler."),
+        ("inject", "inject:app", "Steer", "Break a run of your own on purpose, and undo that."),
         ("stacks", "stacks:stacks", "Watch", "Show where each rank of a running training is."),
         ("ranks", "ranks:ranks", "Watch", "Show how fast each rank is, and which makes the others wait."),
         ("nodes", "nodes:app", "Watch", "Show, exclude and check nodes: which are bad, and why."),

@@ -21,11 +21,12 @@ from resilience.cli.options import (
     scheduler_override,
 )
 from resilience.cli.output import chosen, print_json, print_table
+from resilience.cli.plugin_options import overrides_of, parameter, parameter_of
 from resilience.cli.run_watch import WatchRequest, run_watch
 from resilience.errors import ResilError, SettingsError, UsageError
 from resilience.runs.open_project import open_in_child
 from resilience.system.ports import System
-from resilience.watch.options import Option, absolute_paths, flag_of, options_of, parse_pairs, without_unit
+from resilience.watch.options import Option, absolute_paths, flag_of, options_of, without_unit
 from resilience.watch.watchdogs import checks, every_name, kind_of, listed
 
 EPILOG = "Examples: resil watch fs; resil watch --all; resil watch --all --every 1m; resil watch fs --help"
@@ -193,21 +194,21 @@ def _command_of(name: str, check: Any) -> Any:
     """Make the command of one watchdog."""
     options = [option for option in options_of(check.Settings) if option.flag not in RESERVED]
     offers_top = bool(getattr(check, "offers_top", False))
-    parameters = [_parameter("ctx", typer.Context)]
+    parameters = [parameter("ctx", typer.Context)]
     if check.argument:
         argument = typer.Argument(metavar=f"[{check.argument.upper()}]...", show_default=False, help=_argument_help(
             options, check.argument))  # fmt: skip
-        parameters.append(_parameter("words", Annotated[list[str] | None, argument], None))
-    parameters += [_parameter_of(option) for option in options]
+        parameters.append(parameter("words", Annotated[list[str] | None, argument], None))
+    parameters += [parameter_of(option) for option in options]
     if offers_top:
         top = typer.Option("--top", help="List the largest and the fastest-growing directories instead.")
         limit = typer.Option("--limit", metavar="N", min=1, help="With --top: number of directories.")
-        parameters.append(_parameter("top", Annotated[bool, top], False))
-        parameters.append(_parameter("limit", Annotated[int, limit], TOP_LIMIT))
+        parameters.append(parameter("top", Annotated[bool, top], False))
+        parameters.append(parameter("limit", Annotated[int, limit], TOP_LIMIT))
         fresh = typer.Option("--fresh", help="With --top: read all directories again, also unchanged ones.")
-        parameters.append(_parameter("fresh", Annotated[bool, fresh], False))
+        parameters.append(parameter("fresh", Annotated[bool, fresh], False))
     shares = {key: given for key, given in _SHARED.items() if flag_of(key) not in {option.flag for option in options}}
-    parameters += [_parameter(key, annotation, default) for key, (annotation, default) in shares.items()]
+    parameters += [parameter(key, annotation, default) for key, (annotation, default) in shares.items()]
 
     def command(**given: Any) -> None:
         context = given.pop("ctx")
@@ -219,7 +220,7 @@ def _command_of(name: str, check: Any) -> Any:
             own = given.get("field_deadline_s") or ""
             shared["deadline"] = shared["deadline"] or (own and f"{_duration('--deadline', own):g}s")
         overrides = absolute_paths(
-            _overrides(options, check.argument, given), getattr(check, "path_fields", ()), System().cwd
+            overrides_of(options, check.argument, given), getattr(check, "path_fields", ()), System().cwd
         )
         if given.get("top"):
             if shared["every"]:
@@ -242,37 +243,8 @@ def _command_of(name: str, check: Any) -> Any:
     return ascii_numbers(typer.main.get_command(made))
 
 
-def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-
-
-def _parameter_of(option: Option) -> inspect.Parameter:
-    text = f"{option.help} (default: {option.default})" if option.default else option.help
-    name = f"field_{option.field}"
-    if option.kind == "switch":
-        flags = typer.Option(f"{option.flag}/--no-{option.flag[2:]}", help=text, show_default=False)
-        return _parameter(name, Annotated[bool | None, flags], None)
-    described = typer.Option(option.flag, help=text, metavar=option.metavar, show_default=False)
-    is_many = option.kind in ("list", "table")
-    return _parameter(name, Annotated[(list[str] if is_many else str) | None, described], None)
-
-
 def _argument_help(options: Sequence[Option], argument: str) -> str:
     return next((option.help for option in options if option.field == argument), "")
-
-
-def _overrides(options: Sequence[Option], argument: str, given: dict[str, Any]) -> dict[str, object]:
-    """Return the fields of the settings that the command line overrides."""
-    overrides: dict[str, object] = {}
-    for option in options:
-        value = given.get(f"field_{option.field}")
-        if option.kind in ("list", "table") and value:
-            overrides[option.field] = parse_pairs(option, value) if option.kind == "table" else list(value)
-        elif value is not None and value != []:
-            overrides[option.field] = value
-    if words := given.get("words"):
-        overrides[argument] = [*words, *overrides.get(argument, [])]  # type: ignore[misc]
-    return overrides
 
 
 def _request(name: str | None, overrides: dict[str, object], shared: dict[str, Any]) -> WatchRequest:

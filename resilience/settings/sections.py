@@ -33,6 +33,7 @@ class RunSettings:
         switch_owners: owners whose switch files are accepted: owner, group or any. Default: group where `group` is
             set, else owner.
         finish_on_success: whether exit code 0 of the training marks the run as finished.
+        allow_inject: whether `resil inject` may break this run on purpose. Recorded at each submit.
     """
 
     name: str = ""
@@ -43,6 +44,7 @@ class RunSettings:
     group: str = ""
     switch_owners: str = ""
     finish_on_success: bool = True
+    allow_inject: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,265 @@
+"""Injects faults: refuses, plans, records, starts, waits, and undoes.
+
+The order makes a crash at any moment harmless: the record is written first, then its keeper starts, then the fault. The
+keeper, a process in its own session, holds a pipe of the injector; it undoes the fault at the end of its time, and when
+the pipe closes, which the kernel does even after SIGKILL. If the keeper is killed as well, the record remains, and the
+next `resil inject` undoes what is overdue.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from resilience.errors import ResilError, UsageError
+from resilience.inject import Fault, Plan, Scene, fault_plugins, typed, written
+from resilience.runs.injections import (
+    Injection,
+    allows_injection,
+    create_injection,
+    journal_begin,
+    journal_end,
+    keep_injection,
+    read_injection,
+    read_injections,
+)
+from resilience.settings.convert import convert_table
+from resilience.system.ports import SystemClock
+
+if TYPE_CHECKING:
+    from resilience.runs.project import Project
+    from resilience.runs.run_directory import RunDirectory
+
+READY_S = 30.0
+"""How long the keeper may take to start."""
+UNDO_S = 120.0
+"""How long the keeper may take to undo a fault; then the injector tries it itself."""
+OVER, BY_HAND, INTERRUPTED, KILLED, OVERDUE = (
+    "its time was over", "undone by hand", "its injector was interrupted", "its injector was killed",
+    "overdue: its injector and its keeper had ended",
+)  # fmt: skip
+ON = "on"
+"""What the injector tells its keeper when the fault has started."""
+_clock = SystemClock()
+"""Not the project's: a fault may shift that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A fault that could be injected now.
+
+    Attributes:
+        name: of the fault, as users type it.
+        length_s: how long it lasts; 0: it is over in a moment.
+    """
+
+    name: str
+    fault: Fault
+    settings: Any
+    plan: Plan
+    length_s: float
+    project: Project
+    directory: RunDirectory
+
+
+def check_allowed(project: Project, directory: RunDirectory) -> None:
+    """Raise UsageError, with the line to write, unless faults may be injected into this run."""
+    uid, own = directory.stat().st_uid, os.geteuid()
+    if uid != own:
+        raise UsageError(
+            f"run {directory.run} belongs to {directory.owner()}: faults are only injected into runs of one's own",
+            hint="submit a run of your own for it: resil submit --run NAME",
+        )
+    if not allows_injection(directory):
+        is_set = project.loaded.settings.run.allow_inject
+        raise UsageError(
+            f"run {directory.run} does not allow faults to be injected",
+            hint="submit again: allow_inject is recorded at each submit" if is_set
+            else "write allow_inject = true below [run] in resil.toml, and submit again: it is recorded at each submit",
+        )  # fmt: skip
+
+
+def load_fault(name: str) -> Fault:
+    """Return a fault by the name that users type. Raise UsageError if there is none."""
+    found: Fault = fault_plugins().load(written(name))
+    return found
+
+
+def prepare(
+    project: Project,
+    directory: RunDirectory,
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    length_s: float | None = None,
+) -> Prepared:
+    """Return a fault with its plan, having looked only. `options` are fields of its Settings, also as texts.
+
+    Raise UsageError, in words, if the run does not allow it, or if it makes no sense, or has no target.
+    """
+    check_allowed(project, directory)
+    fault = load_fault(name)
+    if length_s is not None and not fault.length_s:
+        raise UsageError(f"{typed(name)} is over in a moment, so it lasts for no time", hint="omit --for")
+    settings = fault.Settings(**convert_table(fault.Settings, options or {}, lambda key: f"resil inject {typed(name)}"))
+    plan = fault.plan(settings, fault.look(settings, Scene(project, directory)))
+    return Prepared(
+        typed(name), fault, settings, plan, fault.length_s if length_s is None else length_s, project, directory
+    )
+
+
+class Running:
+    """An injected fault. As a context manager it undoes the fault at its end.
+
+    Attributes:
+        injection: its record, as last known.
+    """
+
+    def __init__(self, prepared: Prepared, injection: Injection, keeper: subprocess.Popen[bytes] | None) -> None:
+        self.injection = injection
+        self._prepared, self._keeper = prepared, keeper
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def wait(self) -> Injection:
+        """Return when the fault is undone, at the end of its time. Raise ResilError if it could not be undone."""
+        if self._keeper is not None:
+            left_s = max(0.0, (self.injection.until or 0.0) - _clock.now())
+            with suppress(subprocess.TimeoutExpired):
+                self._keeper.wait(left_s + UNDO_S)
+            self._settle(OVER)
+        return self.injection
+
+    def undo(self, how: str = BY_HAND) -> Injection:
+        """Undo the fault now, and return its record. Raise ResilError if it could not be undone."""
+        if self._keeper is not None:
+            self.tell(how)
+            with suppress(subprocess.TimeoutExpired):
+                self._keeper.wait(UNDO_S)
+            self._settle(how)
+        return self.injection
+
+    def tell(self, line: str) -> None:
+        """Write a line to the keeper, if there is one and it is alive."""
+        if self._keeper is not None and self._keeper.stdin is not None:
+            with suppress(OSError, ValueError):
+                self._keeper.stdin.write(line.encode() + b"\n")
+                self._keeper.stdin.flush()
+
+    def _settle(self, how: str) -> None:
+        """Read how it ended; if the keeper has not undone it, do so."""
+        keeper, self._keeper = self._keeper, None
+        assert keeper is not None
+        for pipe in (keeper.stdin, keeper.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        directory = self._prepared.directory
+        found = read_injection(directory, self.injection.id)
+        self.injection = found if found is not None else self.injection
+        if self.injection.is_on:
+            self.injection = undo(self._prepared.project, directory, self.injection, how)
+
+
+def inject(prepared: Prepared) -> Running:
+    """Inject a fault: write its record, start its keeper, then the fault.
+
+    Raise ResilError if it cannot be started; what it has done by then is undone.
+    """
+    project, directory, plan = prepared.project, prepared.directory, prepared.plan
+    now = _clock.now()
+    until = now + prepared.length_s if prepared.length_s else None
+    injection = create_injection(
+        directory,
+        Injection(
+            id="", fault=prepared.name, target=plan.target, does=plan.does, undoes=plan.undoes, begun=now, until=until,
+            by=project.system.host.user, host=project.system.host.name, pid=os.getpid(), attempt=plan.attempt,
+            job=plan.job, settings=asdict(prepared.settings),
+            state=plan.state,
+        ),
+    )  # fmt: skip
+    keeper = None
+    try:
+        journal_begin(directory, injection)
+        keeper = _start_keeper(directory, injection) if until is not None else None
+        more = prepared.fault.start(injection.state, Scene(project, directory, injection.id, until))
+    except BaseException as error:
+        why = getattr(error, "message", "") or str(error) or type(error).__name__
+        _give_up(prepared, injection, keeper, f"it did not start: {why}")
+        raise
+    if more:
+        injection = replace(injection, state={**injection.state, **more})
+        keep_injection(directory, injection)
+    running = Running(prepared, injection, keeper)
+    running.tell(ON)
+    if until is None:
+        injection = replace(injection, ended=_clock.now(), how=OVER)
+        keep_injection(directory, injection)
+        journal_end(directory, injection)
+        running.injection = injection
+    return running
+
+
+def _give_up(prepared: Prepared, injection: Injection, keeper: subprocess.Popen[bytes] | None, why: str) -> None:
+    if keeper is not None:
+        with suppress(ResilError):
+            Running(prepared, injection, keeper).undo(why)
+        return
+    with suppress(ResilError):
+        undo(prepared.project, prepared.directory, injection, why)
+
+
+def _start_keeper(directory: RunDirectory, injection: Injection) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "resilience.inject.keeper", str(directory.path), injection.id]
+    keeper = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    assert keeper.stdout is not None
+    from selectors import EVENT_READ, DefaultSelector
+
+    with DefaultSelector() as selector:
+        selector.register(keeper.stdout, EVENT_READ)
+        is_ready = bool(selector.select(READY_S)) and keeper.stdout.readline() == b"ready\n"
+    if not is_ready:
+        keeper.kill()
+        keeper.wait()
+        raise ResilError(f"the process that would undo {injection.id} did not start: {' '.join(command)}")
+    return keeper
+
+
+def undo(project: Project, directory: RunDirectory, injection: Injection, how: str) -> Injection:
+    """Undo an injected fault from its record, and return the record. Nothing happens if it is undone already.
+
+    Raise ResilError if it could not be undone; then the record says why, and it can be tried again.
+    """
+    injection = read_injection(directory, injection.id) or injection
+    if not injection.is_on:
+        return injection
+    try:
+        load_fault(injection.fault).undo(injection.state, Scene(project, directory, injection.id, injection.until))
+    except ResilError as error:
+        with suppress(ResilError):
+            keep_injection(directory, replace(injection, error=f"it could not be undone: {error.message}"))
+        raise ResilError(
+            f"{injection.id} could not be undone: {error.message}",
+            hint=error.hint or f"try again: resil inject undo {injection.id}",
+        ) from error
+    injection = replace(injection, ended=_clock.now(), how=how, error="")
+    keep_injection(directory, injection)
+    journal_end(directory, injection)
+    return injection
+
+
+def undo_overdue(project: Project, directory: RunDirectory) -> tuple[Injection, ...]:
+    """Undo what nobody has undone in time, and return it. Raise ResilError if one could not be undone."""
+    now = _clock.now()
+    overdue = [one for one in read_injections(directory) if one.is_overdue(now - UNDO_S / 4)]
+    return tuple(undo(project, directory, one, OVERDUE) for one in overdue)

@@ -1,0 +1,98 @@
+"""`python -m resilience.inject.keeper DIRECTORY ID`: undoes one injected fault, whatever becomes of its injector.
+
+Standard input is a pipe that the injector holds open. It writes `on` there when the fault has started, until when only
+the injector writes the record; any other line says why to undo the fault now, and the end of the pipe that the injector
+was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from resilience import layout
+from resilience.errors import ResilError
+from resilience.inject import Scene
+from resilience.inject.injecting import KILLED, ON, OVER, load_fault, undo
+from resilience.runs.injections import Injection, read_injection
+from resilience.runs.project import Project
+from resilience.runs.run_directory import RunDirectory
+from resilience.settings.load import load
+from resilience.system.ports import System
+
+TRIES, RETRY_S = 5, 2.0
+"""How often, and after which pause, it tries to undo a fault."""
+
+
+class _Asked(Exception):
+    """This process was told to end."""
+
+
+def open_scene(path: Path, name: str) -> tuple[Project, RunDirectory, Injection | None]:
+    """Return project, run directory and record of an injection, from the run directory alone."""
+    system = System(cwd=Path("/"))
+    project = Project(system, load(system, named=path / layout.RUN_FILE))
+    directory = RunDirectory(path, project.loaded.settings.run.group)
+    return project, directory, read_injection(directory, name)
+
+
+def keep(path: Path, name: str) -> int:
+    """Wait until the fault's time is over or its injector is gone, then undo it. Return 1 if that failed."""
+    project, directory, injection = open_scene(path, name)
+    if injection is None:
+        return 1
+    signal.signal(signal.SIGTERM, _ask)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.write(1, b"ready\n")
+    os.dup2(2, 1)
+    try:
+        how = _wait(project, directory, injection)
+    except _Asked:
+        how = "its keeper was asked to end"
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for _ in range(TRIES):
+        try:
+            undo(project, directory, injection, how)
+            return 0
+        except ResilError:
+            time.sleep(RETRY_S)
+    return 1
+
+
+def _wait(project: Project, directory: RunDirectory, injection: Injection) -> str:
+    """Return why the fault ends; meanwhile tend it."""
+    scene = Scene(project, directory, injection.id, injection.until)
+    end = time.monotonic() + max(0.0, (injection.until or 0.0) - time.time())
+    tend = getattr(load_fault(injection.fault), "tend", None)
+    if (line := _read_line()) != ON:
+        return line or KILLED
+    injection = read_injection(directory, injection.id) or injection
+    due = time.monotonic() if tend is not None else end
+    while (now := time.monotonic()) < end:
+        if select.select([0], [], [], max(0.0, min(due, end) - now))[0]:
+            return _read_line() or KILLED
+        if tend is not None and time.monotonic() >= due:
+            due = time.monotonic() + max(0.01, float(tend(injection.state, scene)))
+    return OVER
+
+
+def _read_line() -> str:
+    """Return the next line of standard input; empty at its end."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    return line.decode("utf-8", "replace").strip()
+
+
+def _ask(number: int, frame: FrameType | None) -> None:
+    raise _Asked
+
+
+if __name__ == "__main__":
+    sys.exit(keep(Path(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,220 @@
+"""The processes of a job on one node: found by the job's id in their environment, and signalled.
+
+On another node of a SLURM job a task beside the training runs this module: `python -m resilience.inject.processes
+ORDER`. A process is only signalled if it is this user's, of this job, and began when it was seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from resilience.base.processes import is_alive, is_same, start_ticks, state_of
+from resilience.errors import ProbeError
+from resilience.messages import cut
+from resilience.runs.run_jobs import srun_command
+from resilience.system.ports import System
+
+SRUN_S = 30.0
+"""How long a task beside the training may take: srun waits for a slot, and starts Python from a shared disk."""
+_OWN = re.compile(
+    r"^(?:\S+ )?(?:\S*/)?resil(?: |$)"
+    r"|^\S+(?: -\S+)*? -m resilience\.(?:inject|guard|supervisor|cli)\b"
+    r"|resil-mirror|resilience\.guard\.heartbeat"
+)
+"""Command lines of helpers beside a training, which are no ranks."""
+_NO_STEP = 2**32 - 16
+"""SLURM's numbers of the batch script and of interactive steps are above it."""
+
+
+class Process(NamedTuple):
+    """A process of a job.
+
+    Attributes:
+        ticks: its start, in clock ticks since the boot: with the pid it names one process.
+        rank: as its environment tells; -1 without one.
+        step: number of the job's step; -1 outside of steps.
+        is_launched: whether the attempt's batch shell launched it, by the environment.
+        name: its command line, cut.
+    """
+
+    pid: int
+    ticks: int
+    parent: int
+    rank: int
+    step: int
+    is_launched: bool
+    name: str
+
+
+def of_job(job: str) -> list[Process]:
+    """Return the processes of a job on this node that this user may signal, without this one and its children."""
+    found = []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208
+        with suppress(OSError):
+            environ = _environ(pid)
+            if environ.get("SLURM_JOB_ID") == job and os.stat(f"/proc/{pid}").st_uid == os.geteuid():  # noqa: PTH116
+                found.append(_process(pid, environ))
+    own = {os.getpid()}
+    return [one for one in found if one.ticks and is_alive(one.pid) and not _is_below(one, own)]
+
+
+def _is_below(one: Process, own: set[int]) -> bool:
+    if one.pid in own or one.parent in own:
+        own.add(one.pid)
+        return True
+    return False
+
+
+def _environ(pid: int) -> dict[str, str]:
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        words = file.read().decode("utf-8", "replace").split("\0")
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def _process(pid: int, environ: Mapping[str, str]) -> Process:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        name = " ".join(file.read().decode("utf-8", "replace").split("\0")).strip()
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        parent = int(file.read().rpartition(b")")[2].split()[1])
+    step = _number(environ.get("SLURM_STEP_ID", ""))
+    step = -1 if step >= _NO_STEP else step
+    rank = _number(environ.get("RANK", "")) if "LOCAL_RANK" in environ else -1
+    if rank < 0 <= step:
+        rank = _number(environ.get("SLURM_PROCID", ""))
+    return Process(pid, start_ticks(pid) or 0, parent, rank, step, "RESIL_ATTEMPT" in environ, cut(name, 120))
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 12 else -1
+
+
+def ranks_in(processes: Sequence[Process]) -> dict[int, Process]:
+    """Return the process of each rank: the topmost that has its number. Pure.
+
+    A program that the batch shell launched itself, without srun and torchrun, is rank 0.
+    """
+    by_pid = {one.pid: one for one in processes if not is_helper(one)}
+    roots: dict[int, Process] = {}
+    for one in sorted(by_pid.values(), key=lambda each: (each.step, -each.ticks)):  # the newest step, its first process
+        parent = by_pid.get(one.parent)
+        if one.rank >= 0 and (parent is None or parent.rank != one.rank or parent.step != one.step):
+            roots[one.rank] = one
+    launched = [one for one in by_pid.values() if one.is_launched]
+    pids = {one.pid for one in launched}
+    if not roots and (tops := [one for one in launched if one.parent not in pids and not _is_shell(one)]):
+        roots[0] = min(tops, key=lambda one: one.ticks)
+    elif not roots and (below := [one for one in launched if not _is_shell(one)]):
+        roots[0] = min(below, key=lambda one: one.ticks)
+    return roots
+
+
+def is_helper(one: Process) -> bool:
+    """Return whether a process is one of resil's, beside the training. Pure."""
+    return bool(_OWN.search(one.name))
+
+
+def _is_shell(one: Process) -> bool:
+    """Return whether this is the shell that the batch shell launches the training in: `bash -o pipefail -c ...`."""
+    return one.name.partition(" ")[0].rpartition("/")[2] in ("bash", "sh") and " -c " in one.name
+
+
+def tree_of(one: Process, processes: Sequence[Process]) -> list[Process]:
+    """Return a process and its descendants in a job, parents first, without helpers. Pure."""
+    found = [one]
+    for other in sorted(processes, key=lambda each: each.ticks):
+        if other.parent in {each.pid for each in found} and other not in found and not is_helper(other):
+            found.append(other)
+    return found
+
+
+def send(number: int, pids: Sequence[Sequence[int]]) -> dict[str, list[int]]:
+    """Send a signal to processes, each given by pid and start; return the pids that got it, and those that are gone."""
+    sent, gone, refused = list[int](), list[int](), list[int]()
+    for pid, ticks in pids:
+        if not is_same(pid, ticks):
+            gone.append(pid)
+            continue
+        try:
+            os.kill(pid, number)
+            sent.append(pid)
+        except ProcessLookupError:
+            gone.append(pid)
+        except PermissionError:
+            refused.append(pid)
+    return {"sent": sent, "gone": gone, "refused": refused}
+
+
+def answer(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Do what an order says on this node: find the processes of a job, or signal some."""
+    if "signal" in order:
+        found = send(int(order["signal"]), order["pids"])
+        states = {str(pid): state_of(pid)[0] for pid in found["sent"]}
+        return {**found, "states": states}
+    return {"processes": [list(one) for one in of_job(str(order["job"]))]}
+
+
+# ---- on other nodes -------------------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """Asks the nodes of a job: this one directly, others by a task beside the training."""
+
+    def __init__(self, system: System, job: str, *, is_local: bool) -> None:
+        """`is_local`: the job is the embedded scheduler's, so that its only node is this one."""
+        self._system, self._job, self._is_local = system, job, is_local
+
+    def look(self, hosts: Sequence[str]) -> dict[str, list[Process]]:
+        """Return the processes of the job by host. Raise ProbeError if a node does not answer."""
+        orders = {host: {"job": self._job} for host in hosts}
+        return {host: [Process(*one) for one in found["processes"]] for host, found in self._ask(orders)}
+
+    def send(self, number: int, pids: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, dict[str, Any]]:
+        """Signal processes by host; return what became of each, by host. Raise ProbeError if a node does not answer."""
+        return dict(self._ask({host: {"signal": number, "pids": list(some)} for host, some in pids.items()}))
+
+    def _ask(self, orders: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+        if self._is_local:
+            yield from ((host, answer(order)) for host, order in orders.items())
+            return
+        if not orders:
+            return
+        argv = [*srun_command(self._job, list(orders)), sys.executable, "-m", __name__, json.dumps(orders)]
+        lines, found = [], set()
+        try:
+            for line in self._system.runner.stream(argv, timeout_s=SRUN_S):
+                lines.append(line)
+        except ProbeError as error:
+            raise ProbeError(
+                f"no task could be started beside the training of job {self._job}: {error.message}", hint=error.hint
+            ) from error
+        for line in lines:
+            with suppress(ValueError, KeyError, TypeError):
+                one = json.loads(line)
+                found.add(one["host"])
+                yield one["host"], one
+        if missing := sorted(set(orders) - found):
+            raise ProbeError(f"{', '.join(missing)} did not answer", hint="see: squeue, sinfo")
+
+
+def main(order: str) -> int:
+    """Answer for this node."""
+    host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    orders = json.loads(order)
+    sys.stdout.write(json.dumps({"host": host, **answer(orders[host])}) + "\n")
+    return 0
+
+
+def number_of(name: str) -> int:
+    """Return the number of a signal. Raise KeyError if there is none of this name."""
+    return int(signal.Signals[f"SIG{name.upper().removeprefix('SIG')}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
