@@ -39,6 +39,7 @@ from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.loss import GradNorm, Loss
 from resilience.guard.triggers.signals import Signals
 from resilience.guard.watch import Watches, name_of
+from resilience.layout import ALLOW_INJECT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from resilience.guard.agreement.base import AgreementEvent
     from resilience.guard.decision import Trigger
     from resilience.guard.gate import Gate
+    from resilience.guard.injected import InjectedFaults
     from resilience.guard.loop import LoopState
     from resilience.guard.rank_info import RankInfo
     from resilience.guard.saves import SaveBlock
@@ -121,6 +123,7 @@ class GuardRuntime:
         learners: Any = {name_of(one): one for one in built_in if hasattr(one, "restore")}
         self._learned = Learned(place, settings, self._recorder, self._timer, self._loss, self._grad_norm, learners)
         self.store: ConnectedStore | None = None
+        self._injected: InjectedFaults | None = None
         self.stepping_thread: threading.Thread | None = None
         self._stepping = 0
         self._watches = Watches(
@@ -151,6 +154,11 @@ class GuardRuntime:
         if store is not None:
             self.store = ConnectedStore(store, place, self.agreement, self._recorder)
         self._watches.start()
+        if place.run_dir and os.environ.get(ALLOW_INJECT) == "true":
+            from resilience.guard.injected import InjectedFaults
+
+            self._injected = InjectedFaults(place, self._recorder)
+            self._injected.start()
 
     def close(self) -> None:
         """Notify the other ranks, wait for them, and record in the journal how the training ended on this rank."""
@@ -188,6 +196,8 @@ class GuardRuntime:
         if self.store is not None:
             self.store.ended(failed=how == FAILED)
         self._keep_learned(last=True)
+        if self._injected is not None:
+            self._injected.stop()
         self._watches.stop(STOP_S)
         self.agreement.leave(wait_s, self._is_hurried)
         self._writer.stop(STOP_S)  # last: late ranks ask the heartbeat writer for the address of rank 0

@@ -209,12 +209,13 @@ def inject(prepared: Prepared) -> Running:
 
 
 def _give_up(prepared: Prepared, injection: Injection, keeper: subprocess.Popen[bytes] | None, why: str) -> None:
-    if keeper is not None:
-        with suppress(ResilError):
-            Running(prepared, injection, keeper).undo(why)
-        return
+    """Undo what has begun, and record that it failed."""
     with suppress(ResilError):
-        undo(prepared.project, prepared.directory, injection, why)
+        if keeper is not None:
+            injection = Running(prepared, injection, keeper).undo(why)
+        else:
+            injection = undo(prepared.project, prepared.directory, injection, why)
+        keep_injection(prepared.directory, replace(injection, error=why))
 
 
 def _start_keeper(directory: RunDirectory, injection: Injection) -> subprocess.Popen[bytes]:

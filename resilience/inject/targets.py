@@ -77,6 +77,7 @@ def look_at_processes(settings: TargetSettings, scene: Scene) -> dict[str, Any]:
             f"no attempt of run {directory.run} is running{ended}", hint=f"see: resil status {directory.run}"
         )
     job = str(attempt.job_id or "")
+    start = start_of_attempt(attempt)
     is_local = scheduler != "slurm"
     here = project.system.host.name
     if is_local and attempt.host.partition(".")[0] != here.partition(".")[0]:
@@ -92,7 +93,6 @@ def look_at_processes(settings: TargetSettings, scene: Scene) -> dict[str, Any]:
     elif settings.batch:
         hosts = [attempt.host]
     else:
-        start = start_of_attempt(attempt)
         found = project.scheduler(scheduler).job(JobId(start.array, start.task))
         hosts = expand(found.nodes) if found.nodes else [attempt.host]
         if settings.node and settings.node in hosts:
@@ -104,10 +104,17 @@ def look_at_processes(settings: TargetSettings, scene: Scene) -> dict[str, Any]:
             if pid not in known and (ticks := start_ticks(pid)) and _is_own(pid):
                 processes[attempt.host].append(Process(pid, ticks, 0, rank, -1, True, "rank"))
     return {
-        "run": directory.run, "job": job, "attempt": attempt.number, "is_local": is_local, "hosts": hosts,
-        "batch_host": attempt.host, "beats": {str(rank): list(where) for rank, where in ranks.items()},
+        "run": directory.run,
+        "job": job,
+        "attempt": attempt.number,
+        "is_local": is_local,
+        "scheduler": scheduler,
+        "start": [start.array, start.task],
+        "hosts": hosts,
+        "batch_host": attempt.host,
+        "beats": {str(rank): list(where) for rank, where in ranks.items()},
         "processes": {host: [list(one) for one in some] for host, some in processes.items()},
-    }  # fmt: skip
+    }
 
 
 def _check_one(settings: TargetSettings) -> None:

@@ -47,6 +47,13 @@ class Project:
     unread: ResilError | None = None
 
     def __post_init__(self) -> None:
+        if self.loaded.settings.run.allow_inject:
+            from dataclasses import replace
+
+            from resilience.runs.injected import shifted
+
+            clock = shifted(self.system.clock, self.loaded.state_dir)
+            object.__setattr__(self, "system", replace(self.system, clock=clock))
         name = self.loaded.settings.scheduler.name
         if name not in ("auto", "local", "slurm", *self._clients) and name not in schedulers().names():
             from resilience.errors import SettingsError
@@ -77,6 +84,10 @@ class Project:
         key = f"{name}@{cluster}" if cluster else name
         if key not in self._clients:
             environ = self.system.environ
+            if self.loaded.settings.run.allow_inject:
+                from resilience.runs.injected import with_commands
+
+                environ = with_commands(environ, self.loaded.state_dir)
             self._clients[key] = schedulers().load(name)(
                 clock=self.system.clock,
                 runner=self.system.runner,

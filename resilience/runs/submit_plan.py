@@ -316,11 +316,14 @@ def _own_command(project: Project, directory: RunDirectory, module: str) -> str:
 
 
 def guard_variables(loaded: Loaded) -> dict[str, str]:
-    """Return the environment of the guard in a job: the settings of [guard], and the owner policy of switches. Pure.
+    """Return the environment of the guard in a job: the settings of [guard], the owner policy of switches, and whether
+    faults may be injected. Pure.
 
     Defaults are not exported: a newer guard may have other ones.
     """
     variables = {f"{layout.GUARD_PREFIX}SWITCH_OWNERS": owner_policy(loaded.settings.run)}
+    if loaded.settings.run.allow_inject:
+        variables[layout.ALLOW_INJECT] = "true"
     guard = loaded.settings.guard
     for setting in fields(guard) if guard is not None else ():
         if f"guard.{setting.name}" in loaded.origins:

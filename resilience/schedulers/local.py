@@ -20,7 +20,7 @@ from resilience.base.processes import cpu_seconds, descendants
 from resilience.cluster import ClusterConfig, Node
 from resilience.errors import NoSuchJob, NotSupported, ProbeError, ResilError, SchedulerError, UsageError
 from resilience.job import Job, JobId, JobState, JobUpdate, Liveness, Presence
-from resilience.schedulers._local import rules
+from resilience.schedulers._local import fault, rules
 from resilience.schedulers._local.dependency import job_ids
 from resilience.schedulers._local.processes import available_cpus, current_umask, user_name
 from resilience.schedulers._local.queue import Queue
@@ -51,6 +51,7 @@ class LocalScheduler:
         self._user = user_name(environ)
         self._cpus = available_cpus(environ)
         self._queue = Queue(self._spool, host=self._host, cpus=self._cpus)
+        self._own = self._spool, self._queue
 
     @property
     def name(self) -> str:
@@ -75,6 +76,7 @@ class LocalScheduler:
 
     def submit(self, submission: Submission) -> Submitted:
         """Queue exactly one job, and start the daemon that runs it."""
+        self._suffer()
         if self._spool.exists() and (known := self._spool.find(submission.token)) is not None:
             self._keep_daemon()
             return Submitted(JobId(known.id), ("a job with the same token was already queued",), recovered=True)
@@ -263,6 +265,7 @@ class LocalScheduler:
         number = signal_number(signal_name)
         if not number:
             raise UsageError(f"there is no signal {signal_name!r}", hint="for instance USR1, TERM, 10")
+        self._suffer()
         if number == signals.SIGKILL and not batch and not full:
             return self.cancel([job_id])
         self._queue.require()
@@ -274,6 +277,7 @@ class LocalScheduler:
 
     def nodes(self) -> tuple[Node, ...]:
         """Return this host as the only node."""
+        self._suffer(is_query=True)
         entries, tasks = self._queue.load() if self._spool.exists() else ({}, {})
         used = sum(entries[key].cpus for key, group in tasks.items() for task in group if task.is_running)
         state = "IDLE" if not used else "ALLOCATED" if used >= self._cpus else "MIXED"
@@ -331,6 +335,7 @@ class LocalScheduler:
     @contextlib.contextmanager
     def _changes(self) -> Iterator[None]:
         """Hold the lock of an existing spool, and wake the daemon after the changes."""
+        self._suffer()
         self._queue.require()
         with self._spool.locked(self._deadline_s):
             yield
@@ -351,8 +356,22 @@ class LocalScheduler:
 
     def _prepare(self) -> None:
         """Before every query: require a spool, and a daemon that has recorded lost jobs."""
-        self._queue.require()
-        self._keep_daemon()
+        if not self._suffer(is_query=True):
+            self._queue.require()
+            self._keep_daemon()
+
+    def _suffer(self, *, is_query: bool = False) -> bool:
+        """Answer as an injected fault wants it; return whether a query is answered from an old copy of the spool."""
+        self._spool, self._queue = self._own
+        found = fault.read_fault(self._spool.root)
+        if found is None:
+            return False
+        fault.refuse(found, self._deadline_s)
+        old = fault.snapshot(self._spool.root, found) if found.mode == "lag" and is_query else None
+        if old is not None:
+            self._spool = Spool(old)
+            self._queue = Queue(self._spool, host=self._host, cpus=self._cpus)
+        return old is not None
 
     def _keep_daemon(self) -> str:
         """Wake the daemon, or start one if there are active jobs. Return an error message, or an empty text."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from resilience.errors import UsageError
 from resilience.inject import Plan, Scene
+from resilience.inject.signals import base_state
 from resilience.inject.targets import TargetSettings, check_sent, choose, look_at_processes, nodes_of
 
 _STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
@@ -50,7 +51,7 @@ class Kill:
         return Plan(
             target=target.words,
             does=f"sends SIG{name} to {target.words}",
-            state={"signal": number, "pids": target.pids, "job": seen["job"], "is_local": seen["is_local"]},
+            state={**base_state(target, seen), "signal": number},
             job=seen["job"],
             attempt=seen["attempt"],
         )

@@ -161,7 +161,7 @@ def read_template(path: Path) -> str:
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIGNAL = re.compile(r"(?!SIG|KILL$|STOP$)[A-Z][A-Z0-9+-]*|[1-9]\d?")
-_GUARD_NAME = re.compile(r"RESIL_GUARD__[A-Z][A-Z0-9_]*")
+_GUARD_NAME = re.compile(r"RESIL_GUARD__[A-Z][A-Z0-9_]*|RESIL_ALLOW_INJECT")
 _CHECKPOINTS_NAME = re.compile(r"RESIL_CHECKPOINTS__[A-Z][A-Z0-9_]*")
 
 

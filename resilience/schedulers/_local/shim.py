@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from resilience.errors import UsageError
+from resilience.schedulers._local.fault import command_exit
 from resilience.schedulers._local.options import Syntax, words
 from resilience.schedulers._local.processes import slurm_variables, start_ticks
 from resilience.system.files import write_atomic
@@ -175,6 +176,8 @@ def main() -> None:
     """Run the command named by the first argument, and exit with its code."""
     name, *arguments = sys.argv[1:]
     environ = dict(os.environ)
+    if (code := command_exit(name, environ)) is not None:
+        sys.exit(code)
     if name != "srun":
         from resilience.schedulers._local import commands
 

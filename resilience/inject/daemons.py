@@ -1,0 +1,98 @@
+"""The daemons of a real SLURM on this host, for administrators of test clusters: found, ended, started again."""
+
+# ruff: noqa: PTH115, PTH116, PTH208
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from resilience.base.processes import descendants, is_same, start_ticks
+from resilience.errors import ResilError
+from resilience.inject.processes import send
+
+KEPT = ("SLURM_CONF", "PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TZ")
+"""Variables of a daemon with which it is started again; others may hold secrets, and stay out of the record."""
+END_S = 30.0
+
+
+class Daemon(NamedTuple):
+    """A process of slurmctld or slurmd.
+
+    Attributes:
+        argv: its command line, as it was started.
+        environ: some of its environment.
+    """
+
+    pid: int
+    ticks: int
+    uid: int
+    gid: int
+    argv: tuple[str, ...]
+    environ: dict[str, str]
+    cwd: str
+
+    @property
+    def node(self) -> str:
+        """Return the node that a slurmd was started for by -N; empty: the host's own name."""
+        for place, word in enumerate(self.argv):
+            if word == "-N" and place + 1 < len(self.argv):
+                return self.argv[place + 1]
+            if word.startswith("-N") and len(word) > 2:
+                return word[2:]
+        return ""
+
+
+def find_daemons(name: str, conf: str = "") -> list[Daemon]:
+    """Return the daemons of this name that this user may signal; with `conf`, those of this slurm.conf if they say."""
+    found = []
+    for pid in sorted(int(one) for one in os.listdir("/proc") if one.isdigit()):
+        with suppress(OSError):
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                argv = file.read().decode("utf-8", "replace").rstrip("\0").split("\0")
+            if argv[0].rpartition("/")[2] != name:
+                continue
+            os.kill(pid, 0)
+            info = os.stat(f"/proc/{pid}")
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                words = file.read().decode("utf-8", "replace").split("\0")
+            environ = {key: value for key, _, value in (word.partition("=") for word in words) if key in KEPT}
+            argv[0] = os.readlink(f"/proc/{pid}/exe")
+            one = Daemon(pid, start_ticks(pid) or 0, info.st_uid, info.st_gid, tuple(argv), environ,
+                         os.readlink(f"/proc/{pid}/cwd"))  # fmt: skip
+            is_other = conf and "SLURM_CONF" in environ and environ["SLURM_CONF"] != conf
+            if one.ticks and not is_other:
+                found.append(one)
+    pids = {one.pid for one in found}
+    return [one for one in found if not any(one.pid in descendants(other) for other in pids - {one.pid})]
+
+
+def end(pids: Sequence[Sequence[int]]) -> None:
+    """End daemons, given by pid and start, by SIGTERM, as systemctl stop does. Raise ResilError if one does not end."""
+    found = send(signal.SIGTERM, pids)
+    if not found["sent"]:
+        raise ResilError(f"no daemon got the signal: gone {found['gone']}, refused {found['refused']}")
+    until = time.monotonic() + END_S
+    while left := [pid for pid, ticks in pids if is_same(pid, ticks)]:
+        if time.monotonic() > until:
+            raise ResilError(f"process {left[0]} did not end within {END_S:g} s")
+        time.sleep(0.05)
+
+
+def start_again(record: Sequence[Any]) -> None:
+    """Start a daemon again as it was started, unless one with the same command line runs."""
+    pid, ticks, uid, gid, argv, environ, cwd = record
+    one = Daemon(pid, ticks, uid, gid, tuple(argv), dict(environ), cwd)
+    name = one.argv[0].rpartition("/")[2]
+    if any(other.argv[1:] == one.argv[1:] for other in find_daemons(name, one.environ.get("SLURM_CONF", ""))):
+        return
+    account: dict[str, Any] = {"user": one.uid, "group": one.gid} if os.geteuid() == 0 and one.uid else {}
+    subprocess.Popen(
+        one.argv, env=one.environ, cwd=one.cwd, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, start_new_session=True, **account,
+    )  # fmt: skip

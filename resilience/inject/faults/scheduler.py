@@ -1,0 +1,299 @@
+"""Makes the scheduler answer badly: it hangs, is down, writes garbage, lags behind, or loses a node.
+
+The embedded scheduler: for every call to it. SLURM: for resil's own calls in this project, by commands that stand
+before the real ones; the cluster is untouched. With --real, for administrators of a test cluster, its daemons.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from resilience import layout
+from resilience.base.processes import descendants
+from resilience.errors import ResilError, UsageError
+from resilience.inject import Plan, Scene, slurm_command
+from resilience.inject.daemons import end, find_daemons, start_again
+from resilience.inject.processes import send
+from resilience.quantities import format_duration
+from resilience.runs.injected import set_injected, unset_injected
+from resilience.runs.injections import allows_injection
+from resilience.runs.run_directory import find_runs
+from resilience.runs.run_jobs import scheduler_of
+from resilience.runs.submissions import read_intents
+from resilience.schedulers._local.fault import FILE, HISTORY
+from resilience.schedulers._local.processes import start_ticks
+from resilience.schedulers._local.queue import Queue
+from resilience.schedulers._local.spool import Spool, spool_path
+from resilience.submission import split_comment
+from resilience.system.files import make_directory, write_atomic
+from resilience.system.ports import SystemClock
+
+MODES = ("hang", "down", "garbage", "lag", "lost-node")
+SAYS = {
+    "hang": "no call is answered in time",
+    "down": "every call fails at once: the controller cannot be reached",
+    "garbage": "every answer is garbage",
+}
+COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sacct", "sinfo", "sdiag", "srun", "sacctmgr")
+OLDEST = 50
+"""Copies of a spool that are kept for old answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings:
+    """What is wrong with the scheduler.
+
+    Attributes:
+        fault: hang, down, garbage, lag (old answers) or lost-node.
+        lag_s: with lag, how old the answers are.
+        node: with lost-node, the node to lose.
+        real: hit the daemons of the SLURM on this host, which needs their rights: for test clusters.
+    """
+
+    fault: str = ""
+    lag_s: float = 60.0
+    node: str = ""
+    real: bool = False
+
+
+class SchedulerAnswers:
+    """Makes the scheduler answer badly."""
+
+    summary = "make the scheduler hang, be down, write garbage, lag, or lose a node"
+    Settings = SchedulerSettings
+    argument = "fault"
+    example = (
+        "resil inject scheduler hang --for 5m; resil inject scheduler lag --lag 2m; resil inject scheduler down --real"
+    )
+    length_s = 60.0
+
+    def look(self, settings: SchedulerSettings, scene: Scene) -> Mapping[str, Any]:
+        """Find the scheduler of the run, whose jobs it has, and its processes as far as they are needed."""
+        project = scene.project
+        name = scheduler_of(read_intents(scene.directory)) or project.scheduler_name()
+        seen: dict[str, Any] = {
+            "scheduler": name, "state_dir": str(project.loaded.state_dir), "host": project.system.host.name,
+        }  # fmt: skip
+        if name == "local":
+            seen |= _look_at_spool(scene)
+        elif settings.real:
+            which = "slurmd" if settings.fault == "lost-node" else "slurmctld"
+            found = find_daemons(which, project.system.environ.get("SLURM_CONF", ""))
+            is_any = which == "slurmctld"
+            seen["daemons"] = [[*one] for one in found if is_any or _is_node(one.node, settings.node, seen["host"])]
+        elif name == "slurm":
+            path = project.system.environ.get("PATH")
+            seen["commands"] = [one for one in COMMANDS if shutil.which(one, path=path)]
+        return seen
+
+    def plan(self, settings: SchedulerSettings, seen: Mapping[str, Any]) -> Plan:
+        """Plan it. Raise UsageError for what this scheduler cannot suffer."""
+        if settings.fault not in MODES:
+            raise UsageError(f"{settings.fault!r} is no fault of a scheduler", hint=f"one of {', '.join(MODES)}")
+        if settings.node and settings.fault != "lost-node":
+            raise UsageError("--node is for lost-node", hint="omit it")
+        says = SAYS.get(settings.fault, f"answers are those of {format_duration(settings.lag_s)} ago")
+        if seen["scheduler"] == "local":
+            return _plan_local(settings, seen, says)
+        if seen["scheduler"] != "slurm":
+            raise UsageError(f"the scheduler {seen['scheduler']} cannot be broken", hint="only slurm and local")
+        return _plan_daemons(settings, seen) if settings.real else _plan_commands(settings, seen, says)
+
+    def start(self, state: Mapping[str, Any], scene: Scene) -> Mapping[str, Any]:
+        """Do it."""
+        way = state["way"]
+        if way == "spool":
+            self.tend(state, scene)
+            order = {"mode": state["mode"], "until": scene.until, "lag_s": state["lag_s"], "id": scene.id}
+            write_atomic(Path(state["spool"]) / FILE, json.dumps(order))
+        elif way == "commands":
+            _write_commands(state, scene)
+        elif way == "kill":
+            for pid, ticks in state["pids"]:
+                below = [(one, start_ticks(one)) for one in descendants(pid)] if state.get("trees", True) else []
+                send(signal.SIGKILL, [(pid, ticks), *below])
+        elif way == "stop":
+            _check(send(signal.SIGSTOP, state["pids"]))
+        elif way == "end":
+            end(state["pids"])
+        return {}
+
+    def tend(self, state: Mapping[str, Any], scene: Scene) -> float:
+        """Keep copies of the spool, for old answers."""
+        if state["way"] != "spool" or state["mode"] != "lag":
+            return 3600.0
+        root, now = Path(state["spool"]), SystemClock().now()
+        _copy(root, root / HISTORY / f"{now:.2f}")
+        with suppress(OSError, ValueError):
+            for path in sorted((root / HISTORY).iterdir(), key=lambda one: float(one.name))[:-OLDEST]:
+                shutil.rmtree(path, ignore_errors=True)
+        return max(1.0, 1.5 * float(state["lag_s"]) / OLDEST)
+
+    def undo(self, state: Mapping[str, Any], scene: Scene) -> None:
+        """Take it back; daemons go on, or are started again."""
+        way = state["way"]
+        if way == "spool":
+            root = Path(state["spool"])
+            with suppress(OSError, ValueError):
+                if json.loads((root / FILE).read_bytes()).get("id") == scene.id:
+                    (root / FILE).unlink()
+            shutil.rmtree(root / HISTORY, ignore_errors=True)
+        elif way == "commands":
+            unset_injected(Path(state["state_dir"]), "commands", scene.id)
+            shutil.rmtree(_bin(scene), ignore_errors=True)
+        elif way == "stop":
+            send(signal.SIGCONT, state["pids"])
+        elif way in ("end", "kill"):
+            for record in state.get("daemons", ()):
+                start_again(record)
+
+
+def _look_at_spool(scene: Scene) -> dict[str, Any]:
+    """Return the embedded scheduler's spool, jobs of others in it, and the watchers of the run's own jobs."""
+    spool = Spool(spool_path(scene.project.system.environ))
+    allowed = {one.run for one in find_runs(scene.project.loaded.state_dir) if allows_injection(one)}
+    entries, tasks = Queue(spool, host="", cpus=1).load() if spool.exists() else ({}, {})
+    others, watchers = list[str](), list[list[int]]()
+    for key, entry in entries.items():
+        run, _ = split_comment(entry.comment) or ("", "")
+        if run not in allowed and any(task.state.is_alive for task in tasks[key]):
+            others.append(str(key))
+        if run == scene.directory.run:
+            running = [task for task in tasks[key] if task.is_running]
+            watchers += [[task.supervisor, task.supervisor_ticks, task.raw] for task in running]
+    return {"spool": str(spool.root), "others": others, "watchers": watchers}
+
+
+def _is_node(of_daemon: str, wanted: str, host: str) -> bool:
+    return (of_daemon or host.partition(".")[0]) == wanted
+
+
+def _plan_local(settings: SchedulerSettings, seen: Mapping[str, Any], says: str) -> Plan:
+    if settings.real:
+        raise UsageError("--real is for SLURM: the embedded scheduler has no other", hint="omit it")
+    if seen["others"]:
+        raise UsageError(
+            f"the embedded scheduler also has jobs that do not allow faults: {', '.join(seen['others'][:8])}",
+            hint="give this project a scheduler of its own: export RESIL_LOCAL_SPOOL=DIRECTORY, and submit again",
+        )
+    if settings.fault == "lost-node":
+        if not seen["watchers"]:
+            raise UsageError("the run has no running job, so no node can be lost", hint="see: resil status")
+        jobs = ", ".join(str(raw) for _, _, raw in seen["watchers"])
+        return Plan(
+            target=f"job {jobs} on {seen['host']}",
+            does=f"ends job {jobs} with all its processes at once, as the loss of its node does",
+            undoes="nothing is left to undo: the scheduler requeues the job, or ends it with NODE_FAIL",
+            state={"way": "kill", "pids": [[pid, ticks] for pid, ticks, _ in seen["watchers"]]},
+        )
+    return Plan(
+        target=f"the embedded scheduler in {seen['spool']}",
+        does=f"{says}, for resil and for squeue, sbatch and others in jobs",
+        undoes="answers are right again",
+        state={"way": "spool", "mode": settings.fault, "lag_s": settings.lag_s, "spool": seen["spool"]},
+        notes=("jobs go on, start and end meanwhile",),
+    )
+
+
+def _plan_commands(settings: SchedulerSettings, seen: Mapping[str, Any], says: str) -> Plan:
+    if settings.fault == "lost-node":
+        raise UsageError(
+            "a node of SLURM is only lost really",
+            hint="on that node, as its administrator: --real --node NAME; else: resil inject kill --node NAME",
+        )
+    if not seen["commands"]:
+        raise UsageError("no command of SLURM is on PATH", hint="load SLURM's module")
+    return Plan(
+        target=f"SLURM's commands ({', '.join(seen['commands'])}) for resil's own calls in this project",
+        does=says,
+        undoes="resil calls the real commands again",
+        state={"way": "commands", "mode": settings.fault, "lag_s": settings.lag_s, "commands": seen["commands"],
+               "state_dir": seen["state_dir"]},
+        notes=("the cluster, your own commands and those in jobs are untouched",),
+    )  # fmt: skip
+
+
+def _plan_daemons(settings: SchedulerSettings, seen: Mapping[str, Any]) -> Plan:
+    found = seen["daemons"]
+    which = "slurmd" if settings.fault == "lost-node" else "slurmctld"
+    if settings.fault == "lost-node" and not settings.node:
+        raise UsageError("which node is to be lost?", hint="--node NAME")
+    if settings.fault in ("garbage", "lag"):
+        raise UsageError(f"--real knows no {settings.fault}", hint="without --real resil's own calls get such answers")
+    if not found:
+        of = f" of node {settings.node}" if settings.node else ""
+        raise UsageError(
+            f"no {which}{of} on {seen['host']} that you may signal",
+            hint="run it there, as root or as SlurmUser; without --real only resil's own calls are hit",
+        )
+    names = ", ".join(str(one[0]) for one in found)
+    pids = [[one[0], one[1]] for one in found]
+    target = f"{which} on {seen['host']} (process {names})"
+    if settings.fault == "hang":
+        return Plan(target=target, does=f"sends SIGSTOP to {target}", undoes=f"sends SIGCONT to {target}",
+                    state={"way": "stop", "pids": pids})  # fmt: skip
+    command = " ".join(map(shlex.quote, found[0][4]))
+    if settings.fault == "down":
+        return Plan(target=target, does=f"ends {target}", undoes=f"starts it again: {command}",
+                    state={"way": "end", "pids": pids, "daemons": found})  # fmt: skip
+    return Plan(
+        target=f"node {settings.node}: {target}",
+        does=f"ends {target} and all jobs there by SIGKILL",
+        undoes=f"starts it again: {command}",
+        state={"way": "kill", "pids": pids, "daemons": found},
+    )
+
+
+def _check(found: Mapping[str, list[int]]) -> None:
+    if not found["sent"]:
+        raise ResilError(f"no daemon got the signal: gone {found['gone']}, refused {found['refused']}")
+
+
+def _bin(scene: Scene) -> Path:
+    return scene.directory.path / layout.INJECTIONS / f"{scene.id}.bin"
+
+
+def _write_commands(state: Mapping[str, Any], scene: Scene) -> None:
+    """Write the commands that stand before SLURM's, and have resil find them."""
+    directory = _bin(scene)
+    make_directory(directory, mode=0o700)
+    order = {"mode": state["mode"], "until": scene.until, "lag_s": state["lag_s"], "bin": str(directory)}
+    write_atomic(directory / "order.json", json.dumps(order))
+    program = Path(slurm_command.__file__)
+    for name in state["commands"]:
+        words = [sys.executable, "-IS", str(program), str(directory / "order.json"), name]
+        write_atomic(directory / name, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', mode=0o700)
+    change = {"id": scene.id, "bin": str(directory), "until": scene.until}
+    set_injected(Path(state["state_dir"]), "commands", change)
+
+
+def _copy(root: Path, to: Path) -> None:
+    """Copy what queries read of a spool. Its records are replaced, never changed, so that links are enough."""
+    beside = root / f"{HISTORY}.new"
+    shutil.rmtree(beside, ignore_errors=True)
+    to.parent.mkdir(mode=0o700, exist_ok=True)
+    for name in ("jobs", "active", "tokens"):
+        shutil.copytree(root / name, beside / name, copy_function=_link, ignore=_only_records, dirs_exist_ok=True)
+    beside.rename(to)
+
+
+def _only_records(directory: str, names: list[str]) -> list[str]:
+    return [name for name in names if name == "steps" or name.startswith(".")]
+
+
+def _link(source: str, to: str) -> None:
+    with suppress(FileNotFoundError):
+        os.link(source, to)
+
+
+FAULT = SchedulerAnswers()
