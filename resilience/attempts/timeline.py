@@ -9,6 +9,7 @@ from resilience.attempts.breaker import Treatment, treatment_of
 from resilience.attempts.ledger import LedgerRow, totals_of
 from resilience.messages import cut, plural
 from resilience.quantities import format_duration
+from resilience.runs.injections import Injection, describe_injection
 from resilience.settings.sections import ActSettings
 
 WIDTH, LEFT, RIGHT, ROW, TOP, BOTTOM = 900, 124, 356, 24, 66, 34
@@ -24,6 +25,7 @@ _MOST_TICKS = 6
 _STYLE = """\
 <style>
 .paper { fill: #ffffff } text { fill: #1f2328 } .dim { fill: #59636e } .grid { stroke: #d1d9e0 } .wait { fill: #d1d9e0 }
+.injected { fill: #8250df }
 .good { fill: #2e7d32 } .outside { fill: #1565c0 } .failed { fill: #c62828 } .running { fill: #8a8a8a }
 @media (prefers-color-scheme: dark) {
 .paper { fill: #0d1117 } text { fill: #f0f6fc } .dim { fill: #9198a1 } .grid { stroke: #3d444d } .wait { fill: #3d444d }
@@ -32,8 +34,9 @@ _STYLE = """\
 </style>"""
 
 
-def render(run: str, rows: Sequence[LedgerRow], now: float) -> str:
-    """Return an SVG document: one row per attempt, oldest first. `now` ends the attempts that run."""
+def render(run: str, rows: Sequence[LedgerRow], now: float, injections: Sequence[Injection] = ()) -> str:
+    """Return an SVG document: one row per attempt, oldest first. `now` ends the attempts that run; faults that were
+    injected on purpose are marked."""
     begin, end = _ends(rows, now)
     height = TOP + ROW * max(1, len(rows)) + BOTTOM
     scale = (WIDTH - LEFT - RIGHT) / max(1.0, end - begin)
@@ -49,11 +52,15 @@ def render(run: str, rows: Sequence[LedgerRow], now: float) -> str:
     ]
     for number, row in enumerate(rows):
         parts += _row(row, TOP + ROW * number, begin, scale, now)
+        parts += _marks(row, TOP + ROW * number, begin, scale, injections)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def render_text(run: str, rows: Sequence[LedgerRow], now: float, width: int) -> list[str]:
-    """Return lines of at most `width` characters: one per attempt, oldest first, with a bar and how it ended."""
+def render_text(
+    run: str, rows: Sequence[LedgerRow], now: float, width: int, injections: Sequence[Injection] = ()
+) -> list[str]:
+    """Return lines of at most `width` characters: one per attempt, oldest first, with a bar and how it ended; and one
+    per fault that was injected on purpose."""
     begin, end = _ends(rows, now)
     room = max(10, width // 2)
     lines = [_head(run, rows, end - begin, now)]
@@ -63,7 +70,22 @@ def render_text(run: str, rows: Sequence[LedgerRow], now: float, width: int) -> 
         bar = " " * first + "█" * (last - first + 1)
         steps = "" if row.last_step is None else f", step {row.last_step}"
         lines.append(cut(f"{row.attempt:>5} │{bar:<{room}}│ {_said(row)}{steps}", width))
+        for one in (one for one in injections if one.attempt == row.attempt):
+            at = max(0, min(room - 1, int((one.begun - begin) / max(1.0, end - begin) * (room - 1))))
+            lines.append(cut(f"      │{' ' * at + '▲':<{room}}│ injected {describe_injection(one)}", width))
     return lines
+
+
+def _marks(row: LedgerRow, y: float, begin: float, scale: float, injections: Sequence[Injection]) -> list[str]:
+    """Return a triangle below the bar for each fault that was injected into an attempt."""
+    parts = []
+    for one in (one for one in injections if one.attempt == row.attempt):
+        x = LEFT + (one.begun - begin) * scale
+        parts.append(
+            f'<path class="injected" d="M{x - 4:.1f} {y + 20} L{x + 4:.1f} {y + 20} L{x:.1f} {y + 13} Z">'
+            f"<title>{escape('injected ' + describe_injection(one))}</title></path>"
+        )
+    return parts
 
 
 def _ends(rows: Sequence[LedgerRow], now: float) -> tuple[float, float]:

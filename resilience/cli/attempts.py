@@ -100,8 +100,9 @@ def attempts(
     decision = decide(rows[-looked_at(policy) :], policy, now, closed_after=max(closed, default=0))
     if svg is not None:
         from resilience.cli.report import write_picture
+        from resilience.runs.injections import journalled
 
-        write_picture(svg, directory.run, rows, now)
+        write_picture(svg, directory.run, rows, now, journalled(directory))
     if as_json:
         found = {"run": directory.run, "attempts": rows, "causes": causes_of(rows), "breaker": decision}
         print_json("attempts", found | {"totals": totals_of(rows, now)})

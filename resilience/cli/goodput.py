@@ -98,6 +98,8 @@ def _show(found: Goodput) -> None:
     print_table(("ENDED", "ATTEMPTS", "RAN", "KEPT", "REDONE, HANG AND TAIL"), classes)
     for note in found.notes:
         print(f"  note: {clean(note)}")
+    for one in found.injected:
+        print(f"  injected on purpose: {clean(one)}")
 
 
 def _show_figures(found: Goodput) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resilience.attempts.ledger import LedgerRow
+    from resilience.runs.injections import Injection
     from resilience.runs.project import Project
     from resilience.runs.run_directory import RunDirectory
 
@@ -96,20 +97,24 @@ def timeline(
     from resilience.attempts.ledger import read_ledger
     from resilience.attempts.timeline import render_text
     from resilience.runs.breaker_file import closings
+    from resilience.runs.injections import journalled
 
     project = open_project(config)
     directory = project.existing(run)
     now, policy = project.system.clock.now(), project.loaded.settings.act
     rows = with_decisions(read_ledger(directory), policy, now, closings=closings(directory))
     if svg is not None:
-        write_picture(svg, directory.run, rows, now)
+        write_picture(svg, directory.run, rows, now, journalled(directory))
     else:
-        print("\n".join(map(clean, render_text(directory.run, rows, now, columns() or 100))))
+        lines = render_text(directory.run, rows, now, columns() or 100, journalled(directory))
+        print("\n".join(map(clean, lines)))
 
 
-def write_picture(path: Path, run: str, rows: Sequence[LedgerRow], now: float) -> None:
+def write_picture(
+    path: Path, run: str, rows: Sequence[LedgerRow], now: float, injections: Sequence[Injection] = ()
+) -> None:
     """Write the attempts of a run as SVG. Raise StateDirectoryError if that fails."""
     from resilience.attempts.timeline import render
     from resilience.system.files import write_atomic
 
-    write_atomic(path, render(run, rows, now), mode=0o644, durable=False)
+    write_atomic(path, render(run, rows, now, injections), mode=0o644, durable=False)

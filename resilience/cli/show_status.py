@@ -120,6 +120,9 @@ def sentences(status: RunStatus, rows: Sequence[JobRow], now: float) -> Iterator
         yield clean(status.waits)
     if status.intervention is not None and not any(row.is_alive for row in status.rows):
         yield clean(describe_intervention(status.intervention, now))
+    for sentence in status.injected:
+        name = sentence.partition(":")[0]
+        yield f"injected on purpose: {clean(sentence)}; to undo it: resil inject undo {clean(name)}"
     for sentence in status.lost:
         yield f"lost: {clean(sentence)}"
     if status.breaker is not None:

@@ -42,6 +42,7 @@ class Plan:
         undoes: how that is undone, as a sentence; empty: it is over in a moment, and nothing remains to be undone.
         state: what `start` and `undo` need, as JSON values; it becomes the state of the record.
         notes: what else users should know, as sentences: what is not affected.
+        is_moment: whether it is over in a moment, although other plans of this fault last.
         job: id of the job that is hit, and `attempt` its attempt's number; empty and 0 if it hits none.
     """
 
@@ -50,6 +51,7 @@ class Plan:
     undoes: str = ""
     state: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    is_moment: bool = False
     job: str = ""
     attempt: int = 0
 

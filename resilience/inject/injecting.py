@@ -103,13 +103,13 @@ def prepare(
     """
     check_allowed(project, directory)
     fault = load_fault(name)
-    if length_s is not None and not fault.length_s:
-        raise UsageError(f"{typed(name)} is over in a moment, so it lasts for no time", hint="omit --for")
     settings = fault.Settings(**convert_table(fault.Settings, options or {}, lambda key: f"resil inject {typed(name)}"))
     plan = fault.plan(settings, fault.look(settings, Scene(project, directory)))
-    return Prepared(
-        typed(name), fault, settings, plan, fault.length_s if length_s is None else length_s, project, directory
-    )
+    is_moment = plan.is_moment or not fault.length_s
+    if length_s is not None and is_moment:
+        raise UsageError(f"{typed(name)} is over in a moment here, so it lasts for no time", hint="omit --for")
+    length_s = 0.0 if is_moment else fault.length_s if length_s is None else length_s
+    return Prepared(typed(name), fault, settings, plan, length_s, project, directory)
 
 
 class Running:

@@ -53,7 +53,8 @@ def plan_by_guard(
         )
     return Plan(
         target=target.words, does=f"{does} in {target.words}, by its guard", undoes=undoes,
-        state={**base_state(target, seen), "guarded": list(target.ranks), "otherwise": otherwise}, job=seen["job"], attempt=seen["attempt"],
+        state={**base_state(target, seen), "guarded": list(target.ranks), "otherwise": otherwise},
+        job=seen["job"], attempt=seen["attempt"],
     )  # fmt: skip
 
 

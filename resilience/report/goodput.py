@@ -168,6 +168,7 @@ class Goodput:
         step_s: the median duration of a step; None: unknown.
         gpu_hours: None if no number of GPUs is known.
         notes: what could not be read or is not known, in sentences.
+        injected: the faults that people have injected on purpose, in sentences, oldest first.
     """
 
     run: str
@@ -185,6 +186,7 @@ class Goodput:
     step_s: float | None = None
     gpu_hours: GpuHours | None = None
     notes: tuple[str, ...] = ()
+    injected: tuple[str, ...] = ()
 
     @property
     def wall_ms(self) -> int:

@@ -13,7 +13,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from resilience.report.fold import LOST, RECENT, RUNNING, SLACK_MS, AttemptFold,
 from resilience.report.goodput import Category, Goodput
 from resilience.runs.attempts import Attempt
 from resilience.runs.breaker_file import breaker_path, closings, read_breaker
+from resilience.runs.injections import Injection, describe_injection, journalled
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import last_beat
@@ -137,7 +138,7 @@ def read_goodput(
     is_over = directory.is_finished() or (bool(lives) and lives[-1].ended == FailureClass.FINISHED)
     waits = _waits(directory, told.live)
     notes += _notes(windows, unseen, anew)
-    return compose(
+    found = compose(
         directory.run,
         lives,
         end_ms=_ms(now) if is_running or not lives or (waits is not None and not is_over) else 0,
@@ -147,6 +148,12 @@ def read_goodput(
         durations=durations,
         notes=notes,
     )
+    faults = [one for one in journalled(directory) if since is None or (one.ended or now) >= since]
+    return replace(found, injected=tuple(_injected(one) for one in faults)) if faults else found
+
+
+def _injected(one: Injection) -> str:
+    return (f"attempt {one.attempt}: " if one.attempt else "") + describe_injection(one)
 
 
 def _ms(seconds: float) -> int:

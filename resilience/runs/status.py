@@ -67,6 +67,15 @@ class JobRow:
     is_alive: bool
 
 
+def _injected(directory: RunDirectory) -> tuple[str, ...]:
+    """Return the injected faults that are on. Without any, one system call."""
+    if not (directory.path / layout.INJECTIONS).exists():
+        return ()
+    from resilience.runs.injections import describe_injection, read_injections
+
+    return tuple(f"{one.id}: {describe_injection(one)}" for one in read_injections(directory) if one.is_on)
+
+
 def fold(jobs: Sequence[Job], now: float) -> tuple[JobRow, ...]:
     """Return one row per job or array of a run: running ones first, then waiting ones, then ended ones."""
     arrays: dict[int, list[Job]] = {}
@@ -151,6 +160,7 @@ class RunStatus:
         relocation: a sentence about a run directory that was copied or moved, or empty.
         breaker: the run's breaker if it is open, or None.
         checkpoints: what its directory of checkpoints holds, or None without one.
+        injected: the faults that people have injected on purpose and that are still on, as sentences.
         headline: `running`, `queued`, `finished`, `not queued`, `unknown`, `unreadable`.
         trouble: why the scheduler did not answer; the rows are then its answer of `age_s` seconds ago.
         unreadable: why the run's own files could not be read, or empty.
@@ -177,6 +187,7 @@ class RunStatus:
     relocation: str = ""
     breaker: OpenBreaker | None = None
     checkpoints: StoreSummary | None = None
+    injected: tuple[str, ...] = ()
 
 
 def run_statuses(
@@ -281,6 +292,7 @@ def _status(
         finished=finished,
         switches=_switches(directory),
         lost=_lost(jobs, attempts),
+        injected=_injected(directory),
         waits=_waits(directory, attempts),
         headline=_headline(rows, finished, answer),
         save=save,

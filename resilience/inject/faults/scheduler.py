@@ -193,7 +193,8 @@ def _plan_local(settings: SchedulerSettings, seen: Mapping[str, Any], says: str)
         return Plan(
             target=f"job {jobs} on {seen['host']}",
             does=f"ends job {jobs} with all its processes at once, as the loss of its node does",
-            undoes="nothing is left to undo: the scheduler requeues the job, or ends it with NODE_FAIL",
+            notes=("the scheduler requeues the job, or ends it with NODE_FAIL",),
+            is_moment=True,
             state={"way": "kill", "pids": [[pid, ticks] for pid, ticks, _ in seen["watchers"]]},
         )
     return Plan(
