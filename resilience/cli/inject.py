@@ -40,6 +40,7 @@ EPILOG = "Examples: resil inject kill --rank 3; resil inject list; resil inject 
 RESERVED = frozenset({"--for", "--dry-run", "--json", "--config", "--help"})
 """Options of every fault: no field of its Settings may have such a name."""
 OTHERS: dict[str, tuple[str, str]] = {
+    "checkpoint": ("resilience.cli.inject_checkpoint:app", "Alter a copy of a checkpoint bit by bit."),
     "list": ("resilience.cli.inject:listing", "Show the faults that are on, and those that were."),
     "undo": ("resilience.cli.inject:undoing", "Undo faults that are still on."),
 }

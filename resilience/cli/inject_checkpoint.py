@@ -1,0 +1,400 @@
+"""`resil inject checkpoint`: alters a copy of a checkpoint bit by bit, replays that elsewhere, or undoes it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from resilience.cli.options import JsonOption
+from resilience.cli.output import clean, paint, print_json, print_table, say
+from resilience.errors import CheckpointError, ResilError, UsageError
+from resilience.messages import plural
+
+if TYPE_CHECKING:
+    from resilience.inject.checkpoint.alter import Look, Places
+    from resilience.inject.checkpoint.layouts import Layout, Location
+    from resilience.inject.checkpoint.plan import Alteration, Plan
+    from resilience.inject.checkpoint.settings import AlterationSettings
+
+EPILOG = (
+    "Examples: resil inject checkpoint model.pt --list; "
+    "resil inject checkpoint model.pt --attempts 10 --seed 1 --report; "
+    "resil inject checkpoint model.h5 --locations conv1 --first-bit 1 --last-bit 8 --save-sequence flips.json; "
+    "resil inject checkpoint model.pt --sequence flips.json --map conv1/kernel=conv1.weight:3,2,0,1; "
+    "resil inject checkpoint model.altered.h5 --undo flips.json"
+)
+MOST_SHOWN = 1000
+"""Alterations that a report shows; JSON and sequences have all."""
+_BIT: dict[str, Any] = {"metavar": "N", "min": 0, "max": 63}
+_FILE: dict[str, Any] = {"metavar": "FILE", "parser": Path}
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(epilog=EPILOG)
+def checkpoint(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", parser=Path, help="The checkpoint: a file, or a directory of DCP.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The altered copy. Default: NAME.altered beside it.", **_FILE)
+    ] = None,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Alter the checkpoint itself. What undoes it is saved first.")
+    ] = False,
+    attempts: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="How many alterations are tried; in percent with --type percentage. Default: 1.",
+        ),
+    ] = None,
+    type: Annotated[
+        Literal["count", "percentage"] | None,
+        typer.Option(help="Percentage: of the numbers in the chosen locations."),
+    ] = None,
+    probability: Annotated[
+        float | None, typer.Option(metavar="P", help="Of each attempt to alter a number. Default: 1.")
+    ] = None,
+    locations: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Alter only this location, or what is below it. Repeatable."),
+    ] = None,
+    random_locations: Annotated[
+        bool, typer.Option("--random-locations", help="Choose from all locations: the default without --locations.")
+    ] = False,
+    weight: Annotated[
+        Literal["dataset", "element"] | None,
+        typer.Option(help="What is equally likely: each location (default) or each number."),
+    ] = None,
+    mode: Annotated[
+        Literal["bit-range", "bit-mask", "scaling-factor"] | None,
+        typer.Option(help="How a number changes. Default: by the options given, else bit-range."),
+    ] = None,
+    first_bit: Annotated[
+        int | None,
+        typer.Option(help="First bit of the range; 0 is the sign, 1 the exponent's highest. Default: 1.", **_BIT),
+    ] = None,
+    last_bit: Annotated[
+        int | None, typer.Option(help="Last bit of the range. Default: the number's last.", **_BIT)
+    ] = None,
+    burst: Annotated[
+        int | None, typer.Option(metavar="N", help="Different bits that change in one number. Default: 1.")
+    ] = None,
+    allow_sign_change: Annotated[bool, typer.Option("--allow-sign-change", help="Add bit 0 to the range.")] = False,
+    bit_mask: Annotated[
+        str | None, typer.Option(metavar="BITS", help="Bits that change, at a random offset: 101101.")
+    ] = None,
+    scaling_factor: Annotated[float | None, typer.Option(metavar="X", help="Multiply numbers by this instead.")] = None,
+    precision: Annotated[
+        Literal["auto", "16", "32", "64"] | None,
+        typer.Option(help="Of floats while their bits change. Default: their own (auto)."),
+    ] = None,
+    integers: Annotated[
+        Literal["native", "shortest"] | None,
+        typer.Option(help="Bits of integers: of their width (default), or of their shortest form."),
+    ] = None,
+    allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Allow changes to NaN and infinity.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="The same seed gives the same bytes. Default: a new one.")
+    ] = None,
+    save_sequence: Annotated[
+        Path | None, typer.Option("--save-sequence", help="Save what was altered, to replay or to undo it.", **_FILE)
+    ] = None,
+    sequence: Annotated[
+        Path | None, typer.Option("--sequence", help="Replay a saved sequence on this checkpoint.", **_FILE)
+    ] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="OLD=NEW[:AXES]",
+            help="In a replay: where a location is here, and the order of its dimensions. Repeatable.",
+        ),
+    ] = None,
+    undo: Annotated[
+        Path | None,
+        typer.Option("--undo", help="Restore the original of an altered checkpoint by its sequence.", **_FILE),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the locations, and alter nothing.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Show each altered number, its bits before and after.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be altered, and write nothing.")] = False,
+    as_json: JsonOption = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="A TOML file with these options as its keys.", **_FILE)
+    ] = None,
+) -> None:
+    """Alter bits of a checkpoint, to see what a training survives. The checkpoint itself stays as it is.
+
+    Reads HDF5, safetensors, .npy, .npz, torch.save and directories of torch.distributed.checkpoint. Bit 0 of a number
+    is its sign; then comes the exponent, bit 1 its highest.
+    """
+    drawing = {
+        "attempts": attempts, "type": type, "probability": probability, "locations": tuple(locations or ()),
+        "random_locations": random_locations, "weight": weight, "mode": mode, "first_bit": first_bit,
+        "last_bit": last_bit, "burst": burst, "allow_sign_change": allow_sign_change, "bit_mask": bit_mask,
+        "scaling_factor": scaling_factor, "precision": precision, "integers": integers, "seed": seed,
+    }  # fmt: skip
+    _check_together(drawing, sequence, undo, list_=list_, mapped=bool(map_), config=config, save=save_sequence)
+    try:
+        if list_:
+            _list(file, as_json=as_json)
+        elif undo is not None:
+            _undo(file, output, undo, in_place=in_place, dry_run=dry_run, as_json=as_json)
+        else:
+            settings = _settings(config, drawing | {"allow_nan": allow_nan})
+            _alter(
+                file, output, save_sequence, settings, sequence, map_ or [],
+                in_place=in_place, dry_run=dry_run, report=report or dry_run, as_json=as_json,
+            )  # fmt: skip
+    except OSError as error:
+        raise _explained(error, file) from error
+
+
+def _check_together(
+    drawing: dict[str, Any],
+    sequence: Path | None,
+    undo: Path | None,
+    *,
+    list_: bool,
+    mapped: bool,
+    config: Path | None,
+    save: Path | None,
+) -> None:
+    """Raise UsageError for options that have no effect together: the answer would not be what was meant."""
+    given = [name for name, value in drawing.items() if value is not False and value not in (None, ())]
+    given += ["config"] * (config is not None)
+    for option, is_set in (("--sequence", sequence is not None), ("--undo", undo is not None), ("--list", list_)):
+        others = given + ["save-sequence"] * (save is not None and option != "--sequence")
+        if is_set and others:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+            raise UsageError(f"{option} decides what is done, and {names} as well", hint="give one of them")
+    if sequence is not None and undo is not None:
+        raise UsageError("--sequence and --undo exclude each other", hint="undo first, then replay")
+    if mapped and sequence is None:
+        raise UsageError("--map is for replays", hint="--sequence FILE --map OLD=NEW")
+
+
+def _settings(config: Path | None, given: dict[str, Any]) -> AlterationSettings:
+    import tomllib
+
+    from resilience.inject.checkpoint.settings import read_settings
+    from resilience.system.files import read_regular
+
+    if config is None:
+        return read_settings({}, "", given)
+    found = read_regular(config)
+    if found is None:
+        raise UsageError(
+            f"there is no file {config}", hint="--config names a TOML file, with keys such as attempts = 10"
+        )
+    try:
+        return read_settings(tomllib.loads(found[0].decode()), str(config), given)
+    except ValueError as error:  # broken TOML, or no UTF-8
+        if isinstance(error, ResilError):
+            raise
+        raise UsageError(f"{config} is no TOML: {error}", hint="a line is, for instance: attempts = 10") from None
+
+
+def _alter(
+    file: Path, output: Path | None, save: Path | None, settings: AlterationSettings, sequence: Path | None,
+    maps: Sequence[str], *, in_place: bool, dry_run: bool, report: bool, as_json: bool,
+) -> None:  # fmt: skip
+    from resilience.inject.checkpoint.alter import ALTERED, check_places, choose_places, look, read_record, write
+    from resilience.inject.checkpoint.plan import parse_mapping
+
+    places = choose_places(file, output, save, in_place=in_place, word=ALTERED)
+    mappings = [parse_mapping(text) for text in maps]
+    recorded = read_record(sequence) if sequence is not None else None
+    check_places(places, _life)
+    seed = settings.seed if settings.seed is not None else int.from_bytes(os.urandom(4), "big")
+    seen = look(places.source, settings, seed, recorded, mappings)
+    for warning in seen.plan.warnings:
+        say(f"warning: {warning}")
+    if seen.plan.gave_up:
+        say(
+            f"warning: {plural(seen.plan.gave_up, 'attempt')} altered nothing: each change gives NaN or infinity"
+            "\n  try: --allow-nan"
+        )
+    if not dry_run:
+        write(places, seen, settings)
+    if as_json:
+        print_json("checkpoint_alteration", _document(places, seen, is_written=not dry_run))
+    else:
+        _show(places, seen, report=report, is_written=not dry_run)
+
+
+def _undo(file: Path, output: Path | None, undo: Path, *, in_place: bool, dry_run: bool, as_json: bool) -> None:
+    from resilience.inject.checkpoint.alter import RESTORED, check_places, choose_places, read_record
+    from resilience.inject.checkpoint.alter import undo as restore
+
+    record = read_record(undo)
+    places = choose_places(file, output, None, in_place=in_place, word=RESTORED)
+    check_places(places, _life)
+    is_done = bool(record.patches) and (dry_run or restore(places, record, str(undo)))
+    if as_json:
+        print_json("checkpoint_restored", {
+            "file": places.source, "output": places.output if is_done else None, "dry_run": dry_run,
+            "altered": len(record.alterations),
+        })  # fmt: skip
+    elif not is_done:
+        print(f"{clean(str(file))} is the original already: nothing to undo")
+    else:
+        verb = "would restore" if dry_run else "restored"
+        print(f"{verb} {clean(_shown(places.output))}: {plural(len(record.alterations), 'alteration')} undone"
+              f"{'' if dry_run else ', SHA-256 as before'}")  # fmt: skip
+
+
+def _list(file: Path, *, as_json: bool) -> None:
+    from resilience.inject.checkpoint.alter import choose_places
+    from resilience.inject.checkpoint.layouts import find_layout
+
+    source = choose_places(file, None, None, in_place=True, word="").source
+    layout = find_layout(source)
+    found = layout.locations(source)
+    if as_json:
+        rows = [
+            {"name": one.name, "type": one.type_name, "shape": one.shape, "has_bits": one.type is not None}
+            for one in found
+        ]
+        print_json("checkpoint_locations", {"file": source, "layout": layout.name, "locations": rows})
+        return
+    _show_locations(file, layout, found)
+
+
+def _show_locations(file: Path, layout: Layout, found: Sequence[Location]) -> None:
+    count = sum(one.count for one in found if one.type is not None)
+    print(
+        f"{paint(clean(str(file)), 'bold')} ({layout.name}): {plural(len(found), 'location')}, "
+        f"{plural(count, 'number')}"
+    )
+    rows = [
+        (
+            one.name,
+            one.type_name,
+            " x ".join(map(str, one.shape)) or "one number",
+            "" if one.type is not None else "no bits",
+        )
+        for one in found
+    ]
+    print_table(("LOCATION", "TYPE", "SHAPE", "REMARK"), rows)
+
+
+# ---- what was altered -----------------------------------------------------------------------------------------------
+
+
+def _document(places: Places, seen: Look, *, is_written: bool) -> dict[str, Any]:
+    from resilience.inject.checkpoint.sequence import shown
+
+    plan = seen.plan
+    return {
+        "file": places.source, "output": places.output, "layout": seen.layout.name, "dry_run": not is_written,
+        "sequence": places.sequence, "seed": plan.seed, "attempts": plan.attempts, "altered": len(plan.alterations),
+        "missed": plan.missed, "unchanged": plan.unchanged, "gave_up": plan.gave_up, "warnings": plan.warnings,
+        "alterations": [shown(one) for one in plan.alterations],
+    }  # fmt: skip
+
+
+def _show(places: Places, seen: Look, *, report: bool, is_written: bool) -> None:
+    plan = seen.plan
+    numbers = plural(len(plan.changes), "number")
+    where = plural(len({one.location for one in plan.alterations}), "location")
+    print(f"{paint(clean(_shown(places.source)), 'bold')} ({seen.layout.name}): {len(plan.alterations):,} of "
+          f"{plural(plan.attempts, 'attempt')} {'altered' if is_written else 'would alter'} {numbers} in {where}"
+          f"{_rest(plan)}")  # fmt: skip
+    if report:
+        for one in plan.alterations[:MOST_SHOWN]:
+            _show_one(one)
+        if len(plan.alterations) > MOST_SHOWN:
+            print(f"  and {len(plan.alterations) - MOST_SHOWN:,} more: --json or --save-sequence has all")
+    elif plan.alterations:
+        most = Counter(one.location for one in plan.alterations).most_common(5)
+        print(
+            "  " + ", ".join(clean(f"{name} ({count:,})") for name, count in most) + (" ..." if len(most) == 5 else "")
+        )
+    if is_written:
+        print(f"  written: {clean(_shown(places.output))}")
+        if places.sequence is not None:
+            print(f"  to undo: resil inject checkpoint {_quoted(places.output)} --undo {_quoted(places.sequence)}"
+                  f"{' --in-place' if places.is_in_place else ''}")  # fmt: skip
+    if plan.seed is not None:
+        print(f"  to repeat: --seed {plan.seed}")
+
+
+def _rest(plan: Plan) -> str:
+    parts = [
+        f"{plan.missed:,} passed by the probability" if plan.missed else "",
+        f"{plan.unchanged:,} stored the same bits" if plan.unchanged else "",
+        f"{plan.gave_up:,} only gave NaN or infinity" if plan.gave_up else "",
+    ]
+    words = ", ".join(filter(None, parts))
+    return f"; {words}" if words else ""
+
+
+def _show_one(one: Alteration) -> None:
+    from resilience.inject.checkpoint.number_types import TYPES, show_bits, show_value
+
+    kind = TYPES[one.type]
+    if one.factor is not None:
+        how = f"times {one.factor:g}"
+    else:
+        word, places = "bit" if len(one.bits) == 1 else "bits", " ".join(map(str, one.bits))
+        how = f"{word} {places}" + (f" of {one.flip_type}" if one.flip_type != one.type else "")
+    index = f" {list(one.index)}" if one.index else ""
+    print(clean(f"  {one.location}{index}  {one.type}, {how}"))
+    for word, bits in (("before", one.before), ("after ", one.after)):
+        print(f"    {word}  {show_bits(bits, kind)}  {show_value(bits, kind)}")
+
+
+def _shown(path: Path) -> str:
+    """Return a path, relative where that is shorter."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _quoted(path: Path) -> str:
+    from resilience.messages import quoted
+
+    return quoted(_shown(path))
+
+
+# ---- what must not be harmed ----------------------------------------------------------------------------------------
+
+
+def _life(run: str) -> str:
+    """Return why the checkpoints of a run are in use: it has live jobs, or nobody can tell. Empty: they are not."""
+    if not run:
+        return ""
+    from resilience.cli.options import open_project
+    from resilience.runs.status import run_statuses
+
+    project = open_project(banner=False)
+    directory = project.directory(run)
+    if not directory.exists():
+        return ""
+    (status,) = run_statuses(project, [directory], fresh=True)
+    if alive := [row.job for row in status.rows if row.is_alive]:
+        return f"the run {run} has the live job {alive[0]}"
+    trouble = status.trouble or status.unreadable
+    return f"whether the run {run} trains now is unknown: {trouble}" if trouble else ""
+
+
+def _explained(error: OSError, file: Path) -> CheckpointError:
+    import errno
+
+    from resilience.system.files import FULL
+
+    where = error.filename2 or error.filename or file
+    hint = "the file system is faulty; retry, or look from another node"
+    if error.errno in FULL:
+        hint = "a copy needs room for the whole checkpoint: --output FILE, where there is more"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "name a place where you may write: --output FILE"
+    return CheckpointError(f"{where}: {error.strerror or error}", hint=hint, transient=error.errno in FULL)
