@@ -17,6 +17,7 @@ from resilience.checkpoints.directory import StoreDirectory
 from resilience.checkpoints.names import parse_part
 from resilience.checkpoints.pins import is_pinned
 from resilience.errors import CheckpointError, UsageError
+from resilience.messages import quoted
 
 IsAlive = Callable[[str], str]
 """Given the name of a run, returns why its checkpoints are in use; empty: no job of it lives."""
@@ -63,7 +64,7 @@ def check_output(path: Path, option: str = "--output") -> None:
     if os.path.lexists(path):
         raise UsageError(f"{path} exists already", hint=f"name another file: {option} FILE")
     if not path.parent.is_dir():
-        raise UsageError(f"there is no directory {path.parent}", hint=f"mkdir -p {path.parent}")
+        raise UsageError(f"there is no directory {path.parent}", hint=f"mkdir -p {quoted(path.parent)}")
     if (found := store_around(path)) is not None:
         raise InUse(
             f"{path} is in {found[0].path}, a directory of checkpoints of {_owner(found[0])}, which stays as it is",
@@ -80,7 +81,7 @@ def check_in_place(path: Path, is_alive: IsAlive) -> None:
     if found is not None:
         store, name = found
         if is_pinned(store, name):
-            raise InUse(f"{name} is pinned in {store.path}", hint=f"alter a copy; or: resil ckpt unpin {name}")
+            raise InUse(f"{name} is pinned in {store.path}", hint=f"alter a copy; or: resil ckpt unpin {quoted(path)}")
         if why := is_alive(store.run()):
             raise InUse(f"{path} is in use: {why}", hint="alter a copy: --output FILE, elsewhere, without --in-place")
         if store.parts():

@@ -101,7 +101,7 @@ def choose(locations: Sequence[Location], settings: AlterationSettings) -> list[
     return [chosen[name] for name in sorted(chosen)]
 
 
-_SEE = "to see what is there: resil inject checkpoint FILE --dry-run"
+_SEE = "--list shows all locations"
 
 
 def _nothing(wanted: str, locations: Sequence[Location]) -> UsageError:
@@ -249,7 +249,7 @@ class Mapping:
     """How a layout calls what another one calls differently.
 
     Attributes:
-        old, new: names, or beginnings of names in whole components.
+        old, new: names, or beginnings of names in whole components; empty: nothing is before the rest.
         axes: which dimension of the old array each dimension of the new one is; empty: the same.
     """
 
@@ -265,7 +265,7 @@ def parse_mapping(text: str) -> Mapping:
     if not colon or not axes.replace(",", "").isdigit():
         new, axes = rest, ""
     numbers = tuple(int(one) for one in axes.split(",")) if axes else ()
-    if not equals or not components(old) or not components(new) or sorted(numbers) != list(range(len(numbers))):
+    if not equals or not (components(old) or components(new)) or sorted(numbers) != list(range(len(numbers))):
         raise UsageError(f"{text!r} maps no location", hint="--map conv1/kernel=conv1.weight:3,2,0,1")
     return Mapping(old, new, numbers)
 
