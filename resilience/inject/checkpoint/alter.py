@@ -80,12 +80,14 @@ def choose_places(file: Path, output: Path | None, sequence: Path | None, *, in_
         )
     if output is None:
         output = file.with_name(f"{file.stem}.{word}{file.suffix}" if file.stem else f"{file.name}.{word}")
+    if os.path.lexists(output):  # the checkpoint itself, too, by any of its names
+        raise UsageError(f"{output} exists already", hint="name another file: --output FILE; or say --in-place")
     return Places(source, output.parent.resolve() / output.name, sequence)
 
 
 def check_places(places: Places, is_alive: in_use.IsAlive) -> None:
     """Raise InUse or UsageError if writing there would harm a run, or a file. Raise OSError."""
-    in_use.check_source(places.source)
+    in_use.check_source(places.source, in_place=places.is_in_place)
     if places.is_in_place:
         in_use.check_in_place(places.source, is_alive)
     else:

@@ -46,17 +46,18 @@ def store_around(path: Path) -> tuple[StoreDirectory, str] | None:
     return None
 
 
-def check_source(path: Path) -> None:
-    """Raise InUse if a checkpoint is being written: its copy would be torn. OSError."""
+def check_source(path: Path, *, in_place: bool) -> None:
+    """Raise InUse if a checkpoint is being written, since its copy would be torn; in place, if any process has it open.
+    OSError."""
     found = store_around(path)
     if found is not None and parse_part(found[1]) is not None:
         raise InUse(f"{path} is a save in flight", hint="alter a committed one: resil ckpt list")
     for user in _users(path):
+        who = f"process {user.pid} ({user.name})"
         if user.writes:
-            raise InUse(
-                f"{user.path} is open for writing by process {user.pid} ({user.name})",
-                hint="wait for the end of its save",
-            )
+            raise InUse(f"{user.path} is open for writing by {who}", hint="wait for the end of its save")
+        if in_place:
+            raise InUse(f"{user.path} is open in {who}", hint="alter a copy: without --in-place")
 
 
 def check_output(path: Path, option: str = "--output") -> None:
@@ -86,8 +87,6 @@ def check_in_place(path: Path, is_alive: IsAlive) -> None:
             raise InUse(f"{path} is in use: {why}", hint="alter a copy: --output FILE, elsewhere, without --in-place")
         if store.parts():
             raise InUse(f"a save is in flight in {store.path}", hint="alter a copy: --output FILE, elsewhere")
-    for user in _users(path):
-        raise InUse(f"{user.path} is open in process {user.pid} ({user.name})", hint="alter a copy: without --in-place")
 
 
 def _owner(store: StoreDirectory) -> str:
@@ -108,9 +107,10 @@ def _users(path: Path) -> Iterator[_User]:
                     target = os.readlink(f"/proc/{pid}/fd/{descriptor}")  # noqa: PTH115
                     if _is_in(target, wanted):
                         yield _User(pid, _name(pid), target, _writes(pid, descriptor))
-            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-                for line in file:
-                    fields = line.rstrip("\n").split(None, 5)
+            mapped = Path(f"/proc/{pid}/maps").read_bytes()
+            if os.fsencode(wanted) in mapped:
+                for line in os.fsdecode(mapped).splitlines():
+                    fields = line.split(None, 5)
                     if len(fields) == 6 and _is_in(fields[5], wanted):
                         yield _User(pid, _name(pid), fields[5], "w" in fields[1] and "s" in fields[1])
 

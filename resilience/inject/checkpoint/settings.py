@@ -192,7 +192,7 @@ def _convert(kind: str, value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a number")
     if kind.startswith("int"):
-        if value != int(value):
+        if not math.isfinite(value) or value != int(value):
             raise ValueError("a whole number")
         return int(value)
     return float(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import shutil
@@ -23,7 +22,8 @@ ARRAYS: dict[str, tuple[str, Sequence[int]]] = {
     "conv1.weight": ("F32", (4, 3, 3, 3)), "conv1.bias": ("F32", (4,)), "conv10.weight": ("F32", (2, 2)),
     "five": ("F32", (2, 2, 2, 2, 2)), "scalar": ("F32", ()), "empty": ("F32", (0, 3)), "double": ("F64", (3,)),
     "half": ("F16", (8,)), "brain": ("BF16", (8,)), "e4": ("F8_E4M3", (8,)), "e5": ("F8_E5M2", (8,)),
-    "steps": ("I64", (2,)), "small": ("I8", (4,)), "byte": ("U8", (4,)), "mask": ("BOOL", (3,)), "odd": ("F8_E8M0", (4,)),
+    "steps": ("I64", (2,)), "small": ("I8", (4,)), "byte": ("U8", (4,)), "mask": ("BOOL", (3,)),
+    "odd": ("F8_E8M0", (4,)),
 }  # fmt: skip
 
 
@@ -134,17 +134,3 @@ def raw_bytes(path: Path) -> dict[str, bytes]:
     if path.is_file():
         return {"": path.read_bytes()}
     return {str(one.relative_to(path)): one.read_bytes() for one in sorted(path.rglob("*")) if one.is_file()}
-
-
-def memory(
-    arrays: Mapping[str, tuple[str, Sequence[int]]],
-) -> tuple[list[Location], dict[tuple[str, tuple[int, ...]], int]]:
-    """Locations without a file, and a table for their bits."""
-    return [Location(name, TYPES.get(kind), kind, tuple(shape)) for name, (kind, shape) in sorted(arrays.items())], {}
-
-
-def packed_npz_bytes() -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("w.npy", npy("<f4", (4, 5), numbers("float32", 20)))
-    return file.getvalue()
