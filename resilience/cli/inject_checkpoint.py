@@ -226,7 +226,7 @@ def _alter(
     if not dry_run:
         write(places, seen, settings)
     if as_json:
-        print_json("checkpoint_alteration", _document(places, seen, is_written=not dry_run))
+        print_json("checkpoint-alteration", _document(places, seen, is_written=not dry_run))
     else:
         _show(places, seen, report=report, is_written=not dry_run)
 
@@ -240,7 +240,7 @@ def _undo(file: Path, output: Path | None, undo: Path, *, in_place: bool, dry_ru
     check_places(places, _life)
     is_done = bool(record.patches) and (dry_run or restore(places, record, str(undo)))
     if as_json:
-        print_json("checkpoint_restored", {
+        print_json("checkpoint-undo", {
             "file": places.source, "output": places.output if is_done else None, "dry_run": dry_run,
             "altered": len(record.alterations),
         })  # fmt: skip
@@ -264,7 +264,7 @@ def _list(file: Path, *, as_json: bool) -> None:
             {"name": one.name, "type": one.type_name, "shape": one.shape, "has_bits": one.type is not None}
             for one in found
         ]
-        print_json("checkpoint_locations", {"file": source, "layout": layout.name, "locations": rows})
+        print_json("checkpoint-locations", {"file": source, "layout": layout.name, "locations": rows})
         return
     _show_locations(file, layout, found)
 

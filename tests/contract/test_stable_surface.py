@@ -37,6 +37,7 @@ from resilience.runs.project import schedulers
 from tests.checkpoints.saves import write_part
 from tests.cli import test_demo
 from tests.cli.test_ranks import write_beats
+from tests.inject.checkpoint.files import safetensors
 from tests.lab.fakes import a_job
 from tests.lab.shell import ALERTING, SETTINGS, Desk, Office, Shell, full, make_shell
 from tests.report.run_on_disk import write_attempts
@@ -267,6 +268,14 @@ def simulating(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     assert person.ask(*words, "--failures", str(trace))["replay"]
 
 
+def altering(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = safetensors(person.shell.directory / "model.safetensors")
+    assert person.ask("inject", "checkpoint", path.name, "--list")["locations"]
+    done = person.ask("inject", "checkpoint", path.name, "--save-sequence", "flips.json", "--seed", "1")
+    assert done["alterations"]
+    person.ask("inject", "checkpoint", done["output"], "--undo", "flips.json")
+
+
 def demo(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     test_demo.plays(monkeypatch)
     person.ask("demo")
@@ -284,7 +293,7 @@ def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         cache.cache_clear()
 
 
-@pytest.mark.parametrize("scenario", [runs, reporting, watching, alerting, cron, simulating, demo])
+@pytest.mark.parametrize("scenario", [runs, reporting, watching, alerting, cron, simulating, altering, demo])
 def test_no_json_key_goes_away(person: Documents, monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
     scenario(person, monkeypatch)
     kinds = {line.partition(".")[0] for line in person.found}
