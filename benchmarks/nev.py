@@ -262,7 +262,7 @@ def render(cells: Sequence[Cell]) -> str:
         share = number / 4
         parts.append(
             f'<line stroke="#d1d9e0" x1="{LEFT}" y1="{y(share):.1f}" x2="{WIDTH - RIGHT}" y2="{y(share):.1f}"/>'
-            f'<text fill="#59636e" x="{LEFT - 8}" y="{y(share) + 4:.1f}" text-anchor="end">{share:.0%}</text>'
+            f'<text fill="#59636e" x="{LEFT - 16}" y="{y(share) + 4:.1f}" text-anchor="end">{share:.0%}</text>'
         )
     parts += [f'<text x="{x(n):.1f}" y="{HEIGHT - 32}" text-anchor="middle">{n:,}</text>' for n in FLIPS]
     parts.append(f'<text x="{LEFT + width / 2}" y="{HEIGHT - 10}" text-anchor="middle">flipped bits</text>')

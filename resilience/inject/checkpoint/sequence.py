@@ -99,7 +99,7 @@ def from_text(text: str | bytes, name: str) -> Record:
             raise
         raise UsageError(
             f"{name} is no sequence of alterations: {error or type(error).__name__}",
-            hint="--save-sequence FILE of resil inject checkpoint writes one",
+            hint="--save-sequence FILE writes one",
         ) from None
 
 

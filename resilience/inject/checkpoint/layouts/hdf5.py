@@ -6,6 +6,7 @@ data is in other files (external, virtual) have no bits here: to alter those wou
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +24,10 @@ from resilience.inject.checkpoint.layouts import (
     unique,
 )
 from resilience.inject.checkpoint.number_types import TYPES
+from resilience.messages import quoted
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
+_INSTALL = f"{quoted(sys.executable)} -m pip install h5py"
 _KINDS = {"f": "float", "i": "int", "u": "uint", "b": "bool", "c": "float"}
 
 
@@ -37,7 +40,7 @@ def _h5py() -> Any:
     try:
         import h5py
     except ModuleNotFoundError:
-        raise UsageError("files of HDF5 need the package h5py", hint="pip install 'resil[hdf5]'") from None
+        raise UsageError("files of HDF5 need the package h5py", hint=_INSTALL) from None
     return h5py
 
 
