@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from resilience.inject.checkpoint.layouts import Layout, Location
     from resilience.inject.checkpoint.plan import Alteration, Plan
     from resilience.inject.checkpoint.settings import AlterationSettings
+    from resilience.runs.project import Project
 
 EPILOG = (
     "Examples: resil inject checkpoint model.pt --list; "
@@ -213,7 +216,7 @@ def _alter(
     places = choose_places(file, output, save, in_place=in_place, word=ALTERED)
     mappings = [parse_mapping(text) for text in maps]
     recorded = read_record(sequence) if sequence is not None else None
-    check_places(places, _life)
+    check_places(places, partial(_life, file))
     seed = settings.seed if settings.seed is not None else int.from_bytes(os.urandom(4), "big")
     seen = look(places.source, settings, seed, recorded, mappings)
     for warning in seen.plan.warnings:
@@ -237,7 +240,7 @@ def _undo(file: Path, output: Path | None, undo: Path, *, in_place: bool, dry_ru
 
     record = read_record(undo)
     places = choose_places(file, output, None, in_place=in_place, word=RESTORED)
-    check_places(places, _life)
+    check_places(places, partial(_life, file))
     is_done = bool(record.patches) and (dry_run or restore(places, record, str(undo)))
     if as_json:
         print_json("checkpoint-undo", {
@@ -345,12 +348,23 @@ def _show_one(one: Alteration) -> None:
     if one.factor is not None:
         how = f"times {one.factor:g}"
     else:
-        word, places = "bit" if len(one.bits) == 1 else "bits", " ".join(map(str, one.bits))
-        how = f"{word} {places}" + (f" of {one.flip_type}" if one.flip_type != one.type else "")
+        how = f"{'bit' if len(one.bits) == 1 else 'bits'} {_ranges(one.bits)}"
+        how += f" of {one.flip_type}" if one.flip_type != one.type else ""
     index = f" {list(one.index)}" if one.index else ""
     print(clean(f"  {one.location}{index}  {one.type}, {how}"))
     for word, bits in (("before", one.before), ("after ", one.after)):
         print(f"    {word}  {show_bits(bits, kind)}  {show_value(bits, kind)}")
+
+
+def _ranges(bits: Sequence[int]) -> str:
+    """Return bits as text: `1 4-6 9`."""
+    parts: list[list[int]] = []
+    for bit in bits:
+        if parts and bit == parts[-1][-1] + 1:
+            parts[-1].append(bit)
+        else:
+            parts.append([bit])
+    return " ".join(f"{one[0]}-{one[-1]}" if len(one) > 2 else " ".join(map(str, one)) for one in parts)
 
 
 def _shown(path: Path) -> str:
@@ -368,22 +382,33 @@ def _quoted(path: Path) -> str:
 # ---- what must not be harmed ----------------------------------------------------------------------------------------
 
 
-def _life(run: str) -> str:
+def _life(file: Path, run: str) -> str:
     """Return why the checkpoints of a run are in use: it has live jobs, or nobody can tell. Empty: they are not."""
-    if not run:
-        return ""
-    from resilience.cli.options import open_project
     from resilience.runs.status import run_statuses
 
-    project = open_project(banner=False)
-    directory = project.directory(run)
-    if not directory.exists():
+    if not run:
         return ""
-    (status,) = run_statuses(project, [directory], fresh=True)
-    if alive := [row.job for row in status.rows if row.is_alive]:
-        return f"the run {run} has the live job {alive[0]}"
-    trouble = status.trouble or status.unreadable
-    return f"whether the run {run} trains now is unknown: {trouble}" if trouble else ""
+    for project in _projects(file):
+        directory = project.directory(run)
+        if not directory.exists():
+            continue
+        (status,) = run_statuses(project, [directory], fresh=True)
+        if alive := [row.job for row in status.rows if row.is_alive]:
+            return f"the run {run} has the live job {alive[0]}"
+        trouble = status.trouble or status.unreadable
+        return f"whether the run {run} trains now is unknown: {trouble}" if trouble else ""
+    return f"whether the run {run} trains now is unknown: no settings here, or above it, lead to its run directory"
+
+
+def _projects(file: Path) -> Iterator[Project]:
+    """Yield the project of this directory, and the one around a checkpoint."""
+    from resilience.cli.options import open_project
+    from resilience.settings.load import FILE_NAME
+
+    around = next((parent / FILE_NAME for parent in file.resolve().parents if (parent / FILE_NAME).is_file()), None)
+    for config in (None, around):
+        with suppress(UsageError):  # settings that cannot be used lead nowhere
+            yield open_project(config, banner=False)
 
 
 def _explained(error: OSError, file: Path) -> CheckpointError:

@@ -99,7 +99,7 @@ def test_a_refusal_says_what_to_try_and_leaves_no_file(
     assert {path: path.stat().st_mtime_ns for path in shell.directory.rglob("*")} == before
 
 
-def test_a_checkpoint_of_a_live_run_is_not_altered_in_place(shell: Shell) -> None:
+def test_a_checkpoint_of_a_live_run_is_not_altered_in_place(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shell.resil("submit").code == 0
     store = new_store(shell.directory / "ckpt")
     (store.own / "store.json").write_text(json.dumps({"format": 1, "run": "gpt", "id": "x"}))
@@ -113,6 +113,11 @@ def test_a_checkpoint_of_a_live_run_is_not_altered_in_place(shell: Shell) -> Non
     shell.fake.trouble = None
     said = shell.resil(*words)
     assert said.code == 1 and "is in use: the run gpt has the live job 101" in said.err
+    monkeypatch.chdir(shell.directory.parent)  # the settings are found above the checkpoint
+    assert "has the live job 101" in shell.resil(*words).err
+    (shell.directory / "resil.toml").rename(shell.directory / "away.toml")
+    assert "no settings here, or above it, lead to its run directory" in shell.resil(*words).err
+    monkeypatch.chdir(shell.directory)
     assert path.read_bytes() == raw and not (shell.directory / "undo.json").exists()
     assert shell.resil("inject", "checkpoint", str(path), "-o", "copy.safetensors").code == 0
 

@@ -14,16 +14,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from resilience.base.files import replace_file, sync_directory
+from resilience.base.files import remove_stale, replace_file, sync_directory
 from resilience.errors import CheckpointError, UsageError
 from resilience.inject.checkpoint import in_use
 from resilience.inject.checkpoint.layouts import Change, Layout, Location, find_layout
 from resilience.inject.checkpoint.plan import Mapping, Plan, plan, replay
 from resilience.inject.checkpoint.sequence import Patch, Record, from_text, to_text
 from resilience.inject.checkpoint.settings import AlterationSettings
+from resilience.messages import plural
 
 ALTERED, RESTORED = "altered", "restored"
-_BLOCK = 2**20
+_BLOCK, _PAGE = 2**20, 4096
 _GAP = 16
 """Old bytes between two changes that are nearer than this are kept with them."""
 
@@ -114,7 +115,7 @@ def look(
             found = replay(locations, recorded.alterations, mappings, read, allow_nan=settings.allow_nan)
     if found.gave_up and not found.alterations:
         raise CheckpointError(
-            f"nothing can be altered: each change of {found.gave_up} attempts gives NaN, infinity or no such number",
+            f"nothing can be altered: of {plural(found.gave_up, 'attempt')}, each change gives NaN or infinity",
             hint="--allow-nan accepts them; or choose other bits",
         )
     return Look(layout, locations, found, stamp)
@@ -201,6 +202,7 @@ def _copy(places: Places, files: Iterable[str]) -> Iterator[Path]:
                 _copy_file(places.source / name, copy / name)
         else:
             shutil.copytree(places.source, copy, copy_function=_copy_file)
+        remove_stale(output.parent, copy.stat().st_mtime, of=output.name)  # of a kill
         yield copy
     finally:
         if copy.is_dir():
@@ -286,11 +288,14 @@ def _patch(source: Path, copy: Path, name: str) -> Patch:
 def _differences(was: bytes, now: bytes) -> Iterator[tuple[int, int]]:
     """Yield begin and end, in `was`, of what differs."""
     begin = end = -1
-    for at in range(len(was)):
-        if at >= len(now) or was[at] != now[at]:
-            if begin >= 0 and at - end > _GAP:
-                yield begin, end
-                begin = -1
-            begin, end = at if begin < 0 else begin, at + 1
+    for page in range(0, len(was), _PAGE):
+        if was[page : page + _PAGE] == now[page : page + _PAGE]:
+            continue
+        for at in range(page, min(page + _PAGE, len(was))):
+            if at >= len(now) or was[at] != now[at]:
+                if begin >= 0 and at - end > _GAP:
+                    yield begin, end
+                    begin = -1
+                begin, end = at if begin < 0 else begin, at + 1
     if begin >= 0:
         yield begin, end

@@ -88,7 +88,7 @@ def decode(bits: int, kind: NumberType) -> float:
 def encode(value: float, kind: NumberType) -> int:
     """Return the bits of the nearest number of a type; of two, the even one.
 
-    Beyond the largest: infinity, NaN where a type has none (as PyTorch converts), and the limit of an integer.
+    Beyond the largest: infinity; the largest where a type has none, as PyTorch 2.13 converts, and of an integer.
     """
     if kind.kind != "float":
         return _encode_integer(value, kind)
@@ -97,7 +97,7 @@ def encode(value: float, kind: NumberType) -> int:
     nan = infinity | (1 << (kind.mantissa_bits - 1) if kind.has_infinity else (1 << kind.mantissa_bits) - 1)
     if math.isnan(value):
         return sign | nan
-    past_largest = infinity if kind.has_infinity else nan
+    past_largest = infinity if kind.has_infinity else nan - 1
     if math.isinf(value):
         return sign | past_largest
     least = 1 - _bias(kind)

@@ -24,6 +24,7 @@ from resilience.inject.checkpoint.sequence import Record, from_text, to_text
 from resilience.inject.checkpoint.settings import AlterationSettings
 from tests.checkpoints.saves import committed, new_store
 from tests.inject.checkpoint.files import ARRAYS, MAKERS, hdf5, kinds, leaves, npz, raw_bytes, safetensors
+from tests.lab.disks import small_disk
 
 
 @pytest.fixture(params=sorted(MAKERS))
@@ -147,9 +148,10 @@ def test_the_checksums_of_a_zip_file_follow(tmp_path: Path) -> None:
             assert archive.testzip() is None
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("call", ["copy", "store", "patch", "record", "rename"])
 def test_a_failure_leaves_nothing_that_was_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, in_place: bool
 ) -> None:
     """A full disk at each step: the copy, the change, the comparison, the record, the name."""
     path = safetensors(tmp_path / "m.safetensors")
@@ -160,7 +162,7 @@ def test_a_failure_leaves_nothing_that_was_not_there(
 
     where: Any = {"copy": (alter, "_copy_file"), "store": (find_layout(path), "store"), "patch": (alter, "_patch"),
                   "record": (alter, "replace_file"), "rename": (Path, "rename")}[call]  # fmt: skip
-    places = choose_places(path, None, tmp_path / "s.json", in_place=False, word=ALTERED)
+    places = choose_places(path, None, tmp_path / "s.json", in_place=in_place, word=ALTERED)
     seen = look(path, AlterationSettings(), 1, None, [])
     if call == "store":
         from dataclasses import replace
@@ -283,3 +285,26 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no arrays"):
         altered(path)
     assert not (tmp_path / "owned").exists()
+
+
+def test_a_part_of_a_distributed_checkpoint_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
+    path = MAKERS["dcp"](tmp_path)
+    with pytest.raises(UsageError, match="is a part of a distributed checkpoint") as told:
+        altered(path / "__0_0.distcp")
+    assert told.value.hint == f"name its directory: {path}"
+
+
+def test_a_distributed_checkpoint_without_a_shard_is_refused(tmp_path: Path) -> None:
+    path = MAKERS["dcp"](tmp_path)
+    (path / "__1_0.distcp").unlink()
+    with pytest.raises((ResilError, FileNotFoundError)):
+        altered(path, tmp_path / "out", attempts=100)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["model"]
+
+
+def test_a_real_full_disk_is_told_and_leaves_no_part(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "full", "1m") as full:
+        path = safetensors(tmp_path / "m.safetensors", {"w": ("F32", (1000, 500))})
+        with pytest.raises(OSError, match="No space left"):
+            altered(path, full / "out")
+        assert list(full.iterdir()) == []

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from resilience.errors import CheckpointError, UsageError
 from resilience.inject.checkpoint.number_types import NumberType
+from resilience.messages import quoted
 
 
 class Piece(NamedTuple):
@@ -124,6 +125,10 @@ def find_layout(path: Path) -> Layout:
     head = b"" if path.is_dir() else read_at(path, 0, 4096)
     if not head and not path.is_dir():
         raise UsageError(f"{path} is empty", hint="is the save complete?")
+    if path.suffix == ".distcp":
+        raise UsageError(
+            f"{path} is a part of a distributed checkpoint", hint=f"name its directory: {quoted(path.parent)}"
+        )
     for layout in layouts():
         if layout.recognizes(path, head):
             return layout
