@@ -17,7 +17,7 @@ from resilience.checkpoints.verify import verify
 from resilience.errors import CheckpointError, ResilError, UsageError
 from resilience.inject.checkpoint import alter
 from resilience.inject.checkpoint.alter import ALTERED, RESTORED, Places, check_places, choose_places, look, undo, write
-from resilience.inject.checkpoint.layouts import find_layout
+from resilience.inject.checkpoint.layouts import find_layout, layouts
 from resilience.inject.checkpoint.number_types import is_finite
 from resilience.inject.checkpoint.plan import parse_mapping
 from resilience.inject.checkpoint.sequence import Record, from_text, to_text
@@ -30,6 +30,11 @@ from tests.lab.disks import small_disk
 @pytest.fixture(params=sorted(MAKERS))
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return MAKERS[request.param](tmp_path)
+
+
+def test_each_layout_is_tried_here(tmp_path: Path) -> None:
+    tried = {"npz" if name.startswith("np") else name for name in MAKERS}
+    assert {layout.name for layout in layouts()} == tried
 
 
 def altered(

@@ -141,7 +141,11 @@ def _tensor(name: str, value: Placeholder) -> Tensor | None:
     function, arguments = value.name, value.arguments
     if function.startswith("_rebuild_parameter") and arguments and isinstance(arguments[0], Placeholder):
         return _tensor(name, arguments[0])
-    if not function.startswith("_rebuild_tensor") or len(arguments) < 4 or not isinstance(arguments[0], Storage):
+    if (
+        not function.startswith(("_rebuild_tensor", "_rebuild_qtensor"))
+        or len(arguments) < 4
+        or not isinstance(arguments[0], Storage)
+    ):
         return None
     storage, offset, shape, strides = arguments[:4]
     shape, strides = sizes(shape), sizes(strides)

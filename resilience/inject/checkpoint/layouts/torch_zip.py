@@ -19,7 +19,8 @@ from resilience.inject.checkpoint.number_types import TYPES
 _STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
-    "ByteStorage": "uint8", "BoolStorage": "bool",
+    "ByteStorage": "uint8", "BoolStorage": "bool", "QInt8Storage": "int8", "QUInt8Storage": "uint8",
+    "QInt32Storage": "int32",
 }  # fmt: skip
 _COMPLEX = {"ComplexFloatStorage": "float32", "ComplexDoubleStorage": "float64"}
 
