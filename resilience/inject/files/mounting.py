@@ -1,0 +1,114 @@
+"""Mounting a FUSE file system over a directory, and taking it away: as root with mount(2), else by fusermount3(1)."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import os
+import shutil
+import socket
+import stat
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from resilience.base.mounts import Mount, current_mounts
+from resilience.errors import ResilError
+
+TYPE = "fuse.resil"
+"""The type of our mounts in /proc/self/mountinfo: `mount -t fuse.resil` lists them."""
+
+_MS_NOSUID, _MS_NODEV = 2, 4
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+_FUSERMOUNT_S = 20.0
+
+
+def why_not() -> str:
+    """Return why this process cannot mount a FUSE file system that the other processes of this host see, or nothing."""
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return f"/dev/fuse: {error.strerror}"
+    if os.geteuid() != 0 and fusermount() is None:
+        return "neither fusermount3 nor fusermount is installed, and this is not root"
+    return ""
+
+
+def fusermount() -> str | None:
+    """Return the program by which users mount; None: there is none."""
+    return shutil.which("fusermount3") or shutil.which("fusermount")
+
+
+def mount(directory: Path) -> int:
+    """Mount over a directory and return the open /dev/fuse; nothing there is answered until a server reads it."""
+    return _mount(directory) if os.geteuid() == 0 else _fusermount(directory)
+
+
+def unmount(directory: Path) -> bool:
+    """Take our file system away, lazily: open files remain until they are closed. Return whether it was there."""
+    if mounted_at(directory, current_mounts()) is None:
+        return False
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.umount2(os.fsencode(directory), _MNT_DETACH | _UMOUNT_NOFOLLOW) != 0:
+            raise ResilError(f"cannot unmount {directory}: {os.strerror(ctypes.get_errno())}", hint=_by_hand(directory))
+        return True
+    done = _run([fusermount() or "fusermount3", "-u", "-z", "--", str(directory)])
+    if done:
+        raise ResilError(f"cannot unmount {directory}: {done}", hint=_by_hand(directory))
+    return True
+
+
+def mounted_at(directory: Path, mounts: Iterable[Mount]) -> Mount | None:
+    """Return our mount on a directory, if it is the topmost one there."""
+    here = [mount for mount in mounts if mount.point == str(directory)]
+    return here[-1] if here and here[-1].type == TYPE else None
+
+
+def _mount(directory: Path) -> int:
+    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    mode = stat.S_IFMT(os.stat(directory).st_mode)
+    data = f"fd={device},rootmode={mode:o},user_id=0,group_id=0,allow_other"
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = _MS_NOSUID | _MS_NODEV
+    if libc.mount(b"resil-inject", os.fsencode(directory), TYPE.encode(), flags, data.encode()) != 0:
+        error = ctypes.get_errno()
+        os.close(device)
+        raise ResilError(f"cannot mount over {directory}: {os.strerror(error)}")
+    return device
+
+
+def _fusermount(directory: Path) -> int:
+    """Have fusermount3 mount, which sends the open /dev/fuse through a socket: mount.fuse3(8), libfuse's lib/mount.c."""
+    program = fusermount() or "fusermount3"
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, its:
+        env = {**os.environ, "_FUSE_COMMFD": str(its.fileno())}
+        argv = [program, "-o", "nosuid,nodev,fsname=resil-inject,subtype=resil", "--", str(directory)]
+        said = _run(argv, env=env, keep=its.fileno())
+        its.close()
+        if said:
+            raise ResilError(f"cannot mount over {directory}: {said}")
+        _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(4))
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            device = array.array("i", data[:4])[0]
+            os.set_inheritable(device, False)
+            return device
+    raise ResilError(f"cannot mount over {directory}: {program} sent no descriptor")
+
+
+def _run(argv: list[str], *, env: dict[str, str] | None = None, keep: int | None = None) -> str:
+    """Run it; return what went wrong, or nothing."""
+    try:
+        done = subprocess.run(
+            argv, env=env, pass_fds=() if keep is None else (keep,), stdin=subprocess.DEVNULL, timeout=_FUSERMOUNT_S,
+            capture_output=True, text=True, errors="replace", check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else done.stderr.strip() or f"{argv[0]} ended with {done.returncode}"
+
+
+def _by_hand(directory: Path) -> str:
+    return f"umount -l {directory}, or fusermount3 -uz {directory}"
