@@ -67,7 +67,7 @@ def mounted_at(directory: Path, mounts: Iterable[Mount]) -> Mount | None:
 
 def _mount(directory: Path) -> int:
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    mode = stat.S_IFMT(os.stat(directory).st_mode)
+    mode = stat.S_IFMT(directory.stat().st_mode)
     data = f"fd={device},rootmode={mode:o},user_id=0,group_id=0,allow_other"
     libc = ctypes.CDLL(None, use_errno=True)
     flags = _MS_NOSUID | _MS_NODEV
@@ -79,7 +79,7 @@ def _mount(directory: Path) -> int:
 
 
 def _fusermount(directory: Path) -> int:
-    """Have fusermount3 mount, which sends the open /dev/fuse through a socket: mount.fuse3(8), libfuse's lib/mount.c."""
+    """Have fusermount3 mount; it sends the open /dev/fuse through a socket, as libfuse's lib/mount.c has it."""
     program = fusermount() or "fusermount3"
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, its:

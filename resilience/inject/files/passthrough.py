@@ -89,10 +89,14 @@ class Passthrough:
             _, opcode, unique, node, uid, gid, pid = _IN.unpack_from(buffer)
             name, kind = _OPERATIONS.get(opcode, ("", ""))
             body = view[_IN.size : size]
+            answer: int | bytes | None
             try:
                 if not name:
                     raise OSError(errno.ENOSYS, "")
-                answer = self._fault(kind) or self._as(uid, gid, pid) or getattr(self, name)(node, body)
+                answer = self._fault(kind)
+                if answer == 0:
+                    self._as(uid, gid, pid)
+                    answer = getattr(self, name)(node, body)
             except OSError as error:
                 answer = -(error.errno or errno.EIO)
             except Exception:  # a fault of ours must not leave the asker waiting for ever
@@ -146,7 +150,7 @@ class Passthrough:
     # Who asks
 
     def _as(self, uid: int, gid: int, pid: int) -> None:
-        """Act as the asker from here on: setfsuid(2) is of a thread. Only root can, and others serve only themselves."""
+        """Act as the asker from here on (setfsuid(2) is of a thread). Only root can; others serve only themselves."""
         if self._me[0] != 0 or getattr(self._thread, "who", self._me) == (uid, gid) == self._me:
             return
         _libc.setfsuid(0)  # with its rights, so that the groups can be changed
@@ -447,8 +451,18 @@ def _listing(directory: int) -> Iterator[tuple[bytes, int, int]]:
     yield from ((b".", 1, 4), (b"..", 1, 4))
     with os.scandir(directory) as entries:
         for entry in entries:
-            kind = 10 if entry.is_symlink() else 4 if entry.is_dir(follow_symlinks=False) else 0
-            yield os.fsencode(entry.name), entry.inode(), kind
+            yield os.fsencode(entry.name), entry.inode(), _type(entry)
+
+
+def _type(entry: os.DirEntry[str]) -> int:
+    """Return the type that was read with the name; 0: unknown, and who needs it asks (and needs the right to)."""
+    with suppress(OSError):
+        if entry.is_symlink():
+            return 10
+        if entry.is_dir(follow_symlinks=False):
+            return 4
+        return 8 if entry.is_file(follow_symlinks=False) else 0
+    return 0
 
 
 def _groups_of(pid: int) -> list[int]:
@@ -462,5 +476,3 @@ def _groups_of(pid: int) -> list[int]:
 def _check(result: int) -> None:
     if result != 0:
         raise OSError(ctypes.get_errno(), "")
-
-

@@ -46,10 +46,13 @@ class Server:
 
 
 @contextmanager
-def faulty(directory: Path, behaviour: Behaviour, last_s: float = 300.0) -> Iterator[Server]:
+def faulty(
+    directory: Path, behaviour: Behaviour, *, how: str = "mount", last_s: float = 300.0, control: Path | None = None
+) -> Iterator[Server]:
     """Put a fault over an existing directory; it is taken away at the end."""
-    argv = [sys.executable, "-m", "resilience.inject.files.server", str(directory), str(time.time() + last_s)]
-    guardian = subprocess.Popen([*argv, behaviour.to_json()], stdout=subprocess.PIPE)
+    argv = [sys.executable, "-m", "resilience.inject.files.holder", how, str(directory), str(time.time() + last_s)]
+    argv += [behaviour.to_json(), *([str(control)] if control else ())]
+    guardian = subprocess.Popen(argv, stdout=subprocess.PIPE)
     assert guardian.stdout is not None
     try:
         assert guardian.stdout.readline() == b"ready\n"

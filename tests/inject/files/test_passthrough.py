@@ -8,8 +8,6 @@ import mmap
 import os
 import random
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,19 +45,19 @@ class Tree:
             raise OSError(errno.EBADF, "")
         return choose.choice(self.files)
 
-    def open(self, choose: random.Random) -> object:
+    def open(self, choose: random.Random) -> None:
         flags = choose.choice((os.O_RDONLY, os.O_RDWR, os.O_WRONLY))
-        flags |= choose.choice((0, os.O_CREAT, os.O_CREAT | os.O_EXCL, os.O_CREAT | os.O_TRUNC, os.O_APPEND, os.O_TRUNC))
+        flags |= choose.choice(
+            (0, os.O_CREAT, os.O_CREAT | os.O_EXCL, os.O_CREAT | os.O_TRUNC, os.O_APPEND, os.O_TRUNC)
+        )
         flags |= choose.choice((0, 0, os.O_NOFOLLOW, os.O_DIRECTORY))
         path, mode = self.some(choose), choose.choice((0o600, 0o644, 0o400))
         self.files.append(os.open(path, flags, mode))
-        return None
 
-    def close(self, choose: random.Random) -> object:
+    def close(self, choose: random.Random) -> None:
         file = self.file(choose)
         self.files.remove(file)
         os.close(file)
-        return None
 
     def write(self, choose: random.Random) -> object:
         data = choose.randbytes(choose.choice((1, 100, 5000, 300_000)))
@@ -81,36 +79,34 @@ class Tree:
             memory[where] = value
             return bytes(memory[:10_000])
 
-    def truncate(self, choose: random.Random) -> object:
+    def truncate(self, choose: random.Random) -> None:
         size = choose.choice((0, 5, 5000, 200_000))
-        if choose.random() < 0.5:
-            return os.ftruncate(self.file(choose), size)
-        return os.truncate(self.some(choose), size)
+        os.truncate(self.file(choose) if choose.random() < 0.5 else self.some(choose), size)
 
-    def allocate(self, choose: random.Random) -> object:
+    def allocate(self, choose: random.Random) -> None:
         size = choose.choice((1, 10_000, 400_000))
-        return os.posix_fallocate(self.file(choose), 0, size)
+        os.posix_fallocate(self.file(choose), 0, size)
 
-    def sync(self, choose: random.Random) -> object:
-        return choose.choice((os.fsync, os.fdatasync))(self.file(choose))
+    def sync(self, choose: random.Random) -> None:
+        choose.choice((os.fsync, os.fdatasync))(self.file(choose))
 
-    def mkdir(self, choose: random.Random) -> object:
-        return os.mkdir(self.some(choose), choose.choice((0o777, 0o755, 0o2770)))
+    def mkdir(self, choose: random.Random) -> None:
+        os.mkdir(self.some(choose), choose.choice((0o777, 0o755, 0o2770)))
 
-    def rmdir(self, choose: random.Random) -> object:
-        return os.rmdir(self.some(choose))
+    def rmdir(self, choose: random.Random) -> None:
+        os.rmdir(self.some(choose))
 
-    def unlink(self, choose: random.Random) -> object:
-        return os.unlink(self.some(choose))
+    def unlink(self, choose: random.Random) -> None:
+        os.unlink(self.some(choose))
 
-    def rename(self, choose: random.Random) -> object:
-        return os.rename(self.some(choose), self.some(choose))
+    def rename(self, choose: random.Random) -> None:
+        os.rename(self.some(choose), self.some(choose))
 
-    def link(self, choose: random.Random) -> object:
-        return os.link(self.some(choose), self.some(choose), follow_symlinks=False)
+    def link(self, choose: random.Random) -> None:
+        os.link(self.some(choose), self.some(choose), follow_symlinks=False)
 
-    def symlink(self, choose: random.Random) -> object:
-        return os.symlink(choose.choice("abcd"), self.some(choose))
+    def symlink(self, choose: random.Random) -> None:
+        os.symlink(choose.choice("abcd"), self.some(choose))
 
     def readlink(self, choose: random.Random) -> object:
         return os.readlink(self.some(choose))
@@ -123,11 +119,11 @@ class Tree:
         size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
         return status.st_mode, status.st_nlink, status.st_uid, status.st_gid, size
 
-    def chmod(self, choose: random.Random) -> object:
-        return os.chmod(self.some(choose), choose.choice((0o600, 0o755, 0o4711, 0o1777)))
+    def chmod(self, choose: random.Random) -> None:
+        os.chmod(self.some(choose), choose.choice((0o600, 0o755, 0o4711, 0o1777)))
 
-    def chown(self, choose: random.Random) -> object:
-        return os.chown(self.some(choose), -1, os.getegid(), follow_symlinks=choose.random() < 0.5)
+    def chown(self, choose: random.Random) -> None:
+        os.chown(self.some(choose), -1, os.getegid(), follow_symlinks=choose.random() < 0.5)
 
     def touch(self, choose: random.Random) -> object:
         path, times = self.some(choose), (choose.randrange(2**33) * 1000, choose.randrange(2**33) * 1000)
@@ -139,17 +135,17 @@ class Tree:
         path, name = self.some(choose), choose.choice(("user.a", "user.b"))
         action = choose.randrange(4)
         if action == 0:
-            return os.setxattr(path, name, choose.randbytes(choose.choice((0, 1, 200))))
-        if action == 1:
-            return os.getxattr(path, name)
-        return os.removexattr(path, name) if action == 2 else sorted(os.listxattr(path))
+            os.setxattr(path, name, choose.randbytes(choose.choice((0, 1, 200))))
+        elif action == 1:
+            os.removexattr(path, name)
+        return os.getxattr(path, name) if action == 2 else sorted(os.listxattr(path))
 
     def permitted(self, choose: random.Random) -> object:
         return os.access(self.some(choose), choose.choice((os.F_OK, os.R_OK, os.W_OK, os.X_OK)))
 
-    def lock(self, choose: random.Random) -> object:
+    def lock(self, choose: random.Random) -> None:
         how = choose.choice((fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_SH | fcntl.LOCK_NB, fcntl.LOCK_UN))
-        return choose.choice((fcntl.flock, fcntl.lockf))(self.file(choose), how)
+        choose.choice((fcntl.flock, fcntl.lockf))(self.file(choose), how)
 
 
 OPERATIONS: list[Callable[[Tree, random.Random], object]] = [

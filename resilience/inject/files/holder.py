@@ -1,0 +1,132 @@
+"""The process that holds a fault of files: it begins it, waits, and undoes it.
+
+    python -m resilience.inject.files.holder HOW DIRECTORY UNTIL BEHAVIOUR [CONTROL]
+
+HOW is `mount` (a FUSE server over the directory), `fill` (a file without a name takes the space), or `preload` (CONTROL
+tells the library of trainings that were started with it). The fault ends on SIGTERM, at UNTIL (seconds since 1970), and
+when one of the two processes is killed: a guardian undoes what the holder leaves, and the holder ends with its
+guardian. After the undo the server of a mount lives as long as a file of it is open: what a process has opened
+during the fault keeps working.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from resilience.errors import ResilError
+from resilience.inject.files import ballast, mounting, preload
+from resilience.inject.files.behaviour import Behaviour
+from resilience.inject.files.passthrough import Passthrough
+
+READY = "ready"
+"""What the holder says on stdout when the fault has begun; anything else is why it could not."""
+
+_PR_SET_PDEATHSIG = 1
+_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main(argv: list[str]) -> int:
+    """Hold the fault, as a guardian and a holder. Return 0 once it is undone."""
+    how, directory, until, behaviour = argv[1], Path(argv[2]), float(argv[3]), Behaviour.from_json(argv[4])
+    control = Path(argv[5]) if len(argv) > 5 else None
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP, signal.SIGCHLD})
+    os.umask(0)
+    guardian = os.getpid()
+    holder = os.fork()
+    if holder == 0:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != guardian:
+            os._exit(1)
+        try:
+            hold(how, directory, until, behaviour, control)
+        except (ResilError, OSError) as error:
+            _say(str(error))
+            os._exit(1)
+        os._exit(0)
+    _close_outputs()
+    while (signalled := signal.sigwait({*_STOP, signal.SIGCHLD})) != signal.SIGCHLD or not _has_ended(holder):
+        if signalled != signal.SIGCHLD:
+            os.kill(holder, signal.SIGTERM)
+    clean_up(how, directory, control)
+    return 0
+
+
+def hold(how: str, directory: Path, until: float, behaviour: Behaviour, control: Path | None) -> None:
+    """Begin a fault, say so, and undo it when it is time. Raise ResilError or OSError if it cannot begin."""
+    if how == "mount":
+        _hold_mount(directory, until, behaviour)
+    elif how == "fill":
+        with ballast.fill(directory, keep_bytes=behaviour.space_bytes or 0):
+            _wait(until)
+    else:
+        assert control is not None
+        preload.write(control, preload.line(behaviour, directory, until))
+        _wait(until)
+        clean_up(how, directory, control)
+
+
+def clean_up(how: str, directory: Path, control: Path | None = None) -> bool:
+    """Undo what a holder that was killed has left; return whether there was anything."""
+    if how == "mount":
+        return mounting.unmount(directory)
+    if how == "preload" and control is not None:
+        with suppress(FileNotFoundError):
+            control.unlink()
+            return True
+    return False  # a file without a name went with its process
+
+
+def _hold_mount(directory: Path, until: float, behaviour: Behaviour) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor for each file that the kernel remembers
+    real = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    os.chdir("/")
+    server = Passthrough(mounting.mount(directory), real, behaviour)
+    threads = server.start()
+    _wait(until)
+    server.end_fault()
+    _flush(directory)
+    mounting.unmount(directory)
+    for thread in threads:
+        thread.join()
+
+
+def _flush(directory: Path) -> None:
+    """Have the kernel write what it has of memory maps, while the server can still be reached."""
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        ctypes.CDLL(None).syncfs(descriptor)
+        os.close(descriptor)
+
+
+def _wait(until: float) -> None:
+    _say(READY)
+    _close_outputs()
+    signal.sigtimedwait(_STOP, max(0.0, until - time.time()))
+
+
+def _has_ended(holder: int) -> bool:
+    ended, _ = os.waitpid(holder, os.WNOHANG)
+    return ended == holder
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):
+        os.write(1, line.encode() + b"\n")
+
+
+def _close_outputs() -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
