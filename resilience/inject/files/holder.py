@@ -1,12 +1,12 @@
 """The process that holds a fault of files: it begins it, waits, and undoes it.
 
-    python -m resilience.inject.files.holder HOW DIRECTORY UNTIL BEHAVIOUR [CONTROL]
+    python -m resilience.inject.files.holder NAME HOW DIRECTORY UNTIL BEHAVIOUR [CONTROL]
 
-HOW is `mount` (a FUSE server over the directory), `fill` (a file without a name takes the space), or `preload` (CONTROL
-tells the library of trainings that were started with it). The fault ends on SIGTERM, at UNTIL (seconds since 1970), and
-when one of the two processes is killed: a guardian undoes what the holder leaves, and the holder ends with its
-guardian. After the undo the server of a mount lives as long as a file of it is open: what a process has opened
-during the fault keeps working.
+NAME is the injection's id, by which `stop` finds the holder. HOW is `mount` (a FUSE server over the directory), `fill`
+(a file without a name takes the space), or `preload` (CONTROL tells the library of trainings that were started with
+it). The fault ends on SIGTERM, at UNTIL (seconds since 1970), and when one of the two processes is killed: a guardian
+undoes what the holder leaves, and the holder ends with its guardian. After the undo the server of a mount lives as long
+as a file of it is open: what a process has opened during the fault keeps working.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from resilience.base.mounts import current_mounts
 from resilience.errors import ResilError
 from resilience.inject.files import ballast, mounting, preload
 from resilience.inject.files.behaviour import Behaviour
@@ -28,16 +29,21 @@ from resilience.inject.files.passthrough import Passthrough
 READY = "ready"
 """What the holder says on stdout when the fault has begun; anything else is why it could not."""
 
+STOP_S = 20.0
+"""How long a holder may take to undo a fault; then it is killed."""
+POLL_S = 0.05
+MODULE = "resilience.inject.files.holder"
 _PR_SET_PDEATHSIG = 1
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(argv: list[str]) -> int:
     """Hold the fault, as a guardian and a holder. Return 0 once it is undone."""
-    how, directory, until, behaviour = argv[1], Path(argv[2]), float(argv[3]), Behaviour.from_json(argv[4])
-    control = Path(argv[5]) if len(argv) > 5 else None
+    name, how, directory, until = argv[1], argv[2], Path(argv[3]), float(argv[4])
+    behaviour, control = Behaviour.from_json(argv[5]), Path(argv[6]) if len(argv) > 6 else None
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP, signal.SIGCHLD})
     os.umask(0)
+    os.chdir("/")
     guardian = os.getpid()
     holder = os.fork()
     if holder == 0:
@@ -45,7 +51,7 @@ def main(argv: list[str]) -> int:
         if os.getppid() != guardian:
             os._exit(1)
         try:
-            hold(how, directory, until, behaviour, control)
+            hold(name, how, directory, until, behaviour, control)
         except (ResilError, OSError) as error:
             _say(str(error))
             os._exit(1)
@@ -54,14 +60,14 @@ def main(argv: list[str]) -> int:
     while (signalled := signal.sigwait({*_STOP, signal.SIGCHLD})) != signal.SIGCHLD or not _has_ended(holder):
         if signalled != signal.SIGCHLD:
             os.kill(holder, signal.SIGTERM)
-    clean_up(how, directory, control)
+    clean_up(name, how, directory, control)
     return 0
 
 
-def hold(how: str, directory: Path, until: float, behaviour: Behaviour, control: Path | None) -> None:
+def hold(name: str, how: str, directory: Path, until: float, behaviour: Behaviour, control: Path | None) -> None:
     """Begin a fault, say so, and undo it when it is time. Raise ResilError or OSError if it cannot begin."""
     if how == "mount":
-        _hold_mount(directory, until, behaviour)
+        _hold_mount(name, directory, until, behaviour)
     elif how == "fill":
         with ballast.fill(directory, keep_bytes=behaviour.space_bytes or 0):
             _wait(until)
@@ -69,31 +75,71 @@ def hold(how: str, directory: Path, until: float, behaviour: Behaviour, control:
         assert control is not None
         preload.write(control, preload.line(behaviour, directory, until))
         _wait(until)
-        clean_up(how, directory, control)
+        clean_up(name, how, directory, control)
 
 
-def clean_up(how: str, directory: Path, control: Path | None = None) -> bool:
-    """Undo what a holder that was killed has left; return whether there was anything."""
+def is_on(name: str, how: str, directory: Path, control: Path | None) -> bool:
+    """Return whether the fault is there; what fills a file system goes with its process."""
     if how == "mount":
-        return mounting.unmount(directory)
-    if how == "preload" and control is not None:
-        with suppress(FileNotFoundError):
-            control.unlink()
-            return True
-    return False  # a file without a name went with its process
+        return mounting.mounted_at(directory, current_mounts(), name) is not None
+    return bool(_holders(name)) if how == "fill" else control is not None and control.exists()
 
 
-def _hold_mount(directory: Path, until: float, behaviour: Behaviour) -> None:
+def clean_up(name: str, how: str, directory: Path, control: Path | None) -> None:
+    """Undo what a holder that was killed has left. Raise ResilError if that fails."""
+    if how == "mount":
+        mounting.unmount(directory, name)
+    elif how == "preload" and control is not None:
+        control.unlink(missing_ok=True)
+
+
+def stop(name: str, how: str, directory: Path, control: Path | None) -> None:
+    """End a fault of this host, from any process: ask its holder, and do it instead of one that does not.
+
+    Raise ResilError if the fault remains.
+    """
+    asked, deadline = set[int](), time.monotonic() + STOP_S
+    while (holders := _holders(name)) or is_on(name, how, directory, control):
+        for pid in set(holders) - asked:
+            _signal(pid, signal.SIGTERM)
+            asked.add(pid)
+        if not is_on(name, how, directory, control):
+            return  # a server whose files are still open remains
+        if not holders or time.monotonic() > deadline:
+            for pid in holders:
+                _signal(pid, signal.SIGKILL)
+            clean_up(name, how, directory, control)
+            return
+        time.sleep(POLL_S)
+
+
+def _holders(name: str) -> list[int]:
+    """Return the processes of this user that hold a fault: a guardian and a holder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid == os.geteuid():
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if name.encode() in words and MODULE.encode() in words:
+                    found.append(int(entry.name))
+    return found
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _hold_mount(name: str, directory: Path, until: float, behaviour: Behaviour) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor for each file that the kernel remembers
     real = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    os.chdir("/")
-    server = Passthrough(mounting.mount(directory), real, behaviour)
+    server = Passthrough(mounting.mount(directory, name), real, behaviour)
     threads = server.start()
     _wait(until)
     server.end_fault()
     _flush(directory)
-    mounting.unmount(directory)
+    mounting.unmount(directory, name)
     for thread in threads:
         thread.join()
 

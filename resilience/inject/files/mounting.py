@@ -10,9 +10,10 @@ import socket
 import stat
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from resilience.base.mounts import Mount, current_mounts
+from resilience.base.mounts import Mount, current_mounts, parse_mountinfo
 from resilience.errors import ResilError
 
 TYPE = "fuse.resil"
@@ -39,52 +40,58 @@ def fusermount() -> str | None:
     return shutil.which("fusermount3") or shutil.which("fusermount")
 
 
-def mount(directory: Path) -> int:
-    """Mount over a directory and return the open /dev/fuse; nothing there is answered until a server reads it."""
-    return _mount(directory) if os.geteuid() == 0 else _fusermount(directory)
+def mount(directory: Path, name: str) -> int:
+    """Mount over a directory and return the open /dev/fuse; nothing there is answered until a server reads it.
+
+    `name` is shown as the device, by df(1) for instance. Raise ResilError if it is not permitted.
+    """
+    return _mount(directory, name) if os.geteuid() == 0 else _fusermount(directory, name)
 
 
-def unmount(directory: Path) -> bool:
-    """Take our file system away, lazily: open files remain until they are closed. Return whether it was there."""
-    if mounted_at(directory, current_mounts()) is None:
-        return False
+def unmount(directory: Path, name: str) -> None:
+    """Take the file system of this name away if it is there, lazily: open files remain until they are closed.
+
+    Raise ResilError if that fails.
+    """
+    if mounted_at(directory, current_mounts(), name) is None:
+        return
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.umount2(os.fsencode(directory), _MNT_DETACH | _UMOUNT_NOFOLLOW) != 0:
             raise ResilError(f"cannot unmount {directory}: {os.strerror(ctypes.get_errno())}", hint=_by_hand(directory))
-        return True
+        _unmount_elsewhere(name)
+        return
     done = _run([fusermount() or "fusermount3", "-u", "-z", "--", str(directory)])
     if done:
         raise ResilError(f"cannot unmount {directory}: {done}", hint=_by_hand(directory))
-    return True
 
 
-def mounted_at(directory: Path, mounts: Iterable[Mount]) -> Mount | None:
-    """Return our mount on a directory, if it is the topmost one there."""
+def mounted_at(directory: Path, mounts: Iterable[Mount], name: str = "") -> Mount | None:
+    """Return our mount on a directory, if it is the topmost one there, and of this name if there is one. Pure."""
     here = [mount for mount in mounts if mount.point == str(directory)]
-    return here[-1] if here and here[-1].type == TYPE else None
+    return here[-1] if here and here[-1].type == TYPE and name in ("", here[-1].source) else None
 
 
-def _mount(directory: Path) -> int:
+def _mount(directory: Path, name: str) -> int:
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     mode = stat.S_IFMT(directory.stat().st_mode)
     data = f"fd={device},rootmode={mode:o},user_id=0,group_id=0,allow_other"
     libc = ctypes.CDLL(None, use_errno=True)
     flags = _MS_NOSUID | _MS_NODEV
-    if libc.mount(b"resil-inject", os.fsencode(directory), TYPE.encode(), flags, data.encode()) != 0:
+    if libc.mount(name.encode(), os.fsencode(directory), TYPE.encode(), flags, data.encode()) != 0:
         error = ctypes.get_errno()
         os.close(device)
         raise ResilError(f"cannot mount over {directory}: {os.strerror(error)}")
     return device
 
 
-def _fusermount(directory: Path) -> int:
+def _fusermount(directory: Path, name: str) -> int:
     """Have fusermount3 mount; it sends the open /dev/fuse through a socket, as libfuse's lib/mount.c has it."""
     program = fusermount() or "fusermount3"
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, its:
         env = {**os.environ, "_FUSE_COMMFD": str(its.fileno())}
-        argv = [program, "-o", "nosuid,nodev,fsname=resil-inject,subtype=resil", "--", str(directory)]
+        argv = [program, "-o", f"nosuid,nodev,fsname={name},subtype=resil", "--", str(directory)]
         said = _run(argv, env=env, keep=its.fileno())
         its.close()
         if said:
@@ -96,6 +103,22 @@ def _fusermount(directory: Path) -> int:
             os.set_inheritable(device, False)
             return device
     raise ResilError(f"cannot mount over {directory}: {program} sent no descriptor")
+
+
+def _unmount_elsewhere(name: str) -> None:
+    """Unmount it in the mount namespaces that were made meanwhile, of containers and services: they have copied it.
+
+    Where this is not permitted, or fails, the server goes on for them.
+    """
+    done = {os.readlink("/proc/self/ns/mnt")}  # noqa: PTH115 - no path
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            text = os.fsdecode((process / "mountinfo").read_bytes())
+            for mount in parse_mountinfo(text) if name in text else ():
+                namespace = os.readlink(process / "ns/mnt")  # noqa: PTH115
+                if mount.type == TYPE and mount.source == name and namespace not in done:
+                    done.add(namespace)
+                    _run(["nsenter", "-t", process.name, "-m", "umount", "-l", mount.point])
 
 
 def _run(argv: list[str], *, env: dict[str, str] | None = None, keep: int | None = None) -> str:

@@ -19,6 +19,7 @@ from resilience.inject.files import mounting
 from resilience.inject.files.behaviour import Behaviour
 from tests.lab.waiting import until
 
+NAME = "test-1"
 needs_mount = pytest.mark.skipif(bool(mounting.why_not()), reason=f"mounting is not permitted: {mounting.why_not()}")
 
 
@@ -50,7 +51,15 @@ def faulty(
     directory: Path, behaviour: Behaviour, *, how: str = "mount", last_s: float = 300.0, control: Path | None = None
 ) -> Iterator[Server]:
     """Put a fault over an existing directory; it is taken away at the end."""
-    argv = [sys.executable, "-m", "resilience.inject.files.holder", how, str(directory), str(time.time() + last_s)]
+    argv = [
+        sys.executable,
+        "-m",
+        "resilience.inject.files.holder",
+        NAME,
+        how,
+        str(directory),
+        str(time.time() + last_s),
+    ]
     argv += [behaviour.to_json(), *([str(control)] if control else ())]
     guardian = subprocess.Popen(argv, stdout=subprocess.PIPE)
     assert guardian.stdout is not None
@@ -66,7 +75,7 @@ def faulty(
                 os.kill(pid, signal.SIGKILL)
             guardian.wait()
         guardian.stdout.close()
-        mounting.unmount(directory)
+        mounting.unmount(directory, NAME)
 
 
 def _children(pid: int) -> list[int]:
