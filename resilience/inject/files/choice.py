@@ -16,12 +16,15 @@ from resilience.messages import suggest
 MEANS = {
     "fill": "a file without a name takes the space",
     "mount": "a file system is mounted over it (FUSE)",
-    "preload": "the library with which the training was started fails its calls",
+    "preload": "the library that the training was started with makes its calls fail",
 }
 """In the order in which they are tried; the first needs the least, and has the most in common with the real fault."""
 
 
 _WORDS = {LOOK: "names and attributes", READ: "reads", WRITE: "writes", SYNC: "fsync", CHANGE: "changes"}
+
+
+_NOT_FULL = "it only makes a full disk"
 
 
 class Choice(NamedTuple):
@@ -49,11 +52,12 @@ def choose(behaviour: Behaviour, facts: Mapping[str, Facts], by: str, *, is_prel
         if is_preloaded
         else "the training was not started by `resil inject preload`",
     }
-    for how in (by,) if by else MEANS:
+    tried = [how for how in MEANS if how == by or (not by and reasons[how] != _NOT_FULL)]
+    for place, how in enumerate(tried):
         if not reasons[how]:
-            return Choice(how, tuple(f"not by {other}: {reasons[other]}" for other in _before(how) if not by))
+            return Choice(how, tuple(f"not by {other}: {reasons[other]}" for other in tried[:place]))
     raise UsageError(
-        "this fault cannot be made: " + "; ".join(f"not by {how}: {reasons[how]}" for how in ((by,) if by else MEANS)),
+        "this fault cannot be made: " + "; ".join(f"not by {how}: {reasons[how]}" for how in tried),
         hint="a mount needs /dev/fuse and fusermount3; else start the training with: resil inject preload -- COMMAND",
     )
 
@@ -87,10 +91,11 @@ def describe(behaviour: Behaviour) -> str:
 
     name = errno.errorcode.get(behaviour.error, "")
     if behaviour.space_bytes is not None:
-        amount = format_bytes(behaviour.space_bytes) if behaviour.space_bytes else "nothing"
-        return f"takes {amount} more, then writes fail with {name}"
+        amount = f"{format_bytes(behaviour.space_bytes)} left, then" if behaviour.space_bytes else "no space:"
+        return f"has {amount} writes fail with {name}"
     if behaviour.on:
-        return f"fails with {name} at {', '.join(_WORDS[one] for one in behaviour.on)}"
+        words = [_WORDS[one] for one in behaviour.on]
+        return f"fails with {name} at {'everything' if len(words) == len(_WORDS) else ', '.join(words)}"
     late = [f"answers {behaviour.delay_s:g} s late"] if behaviour.delay_s else []
     rate = [f"moves {format_bytes(behaviour.bytes_per_s)} per second"] if behaviour.bytes_per_s else []
     return " and ".join(late + rate)
@@ -98,7 +103,7 @@ def describe(behaviour: Behaviour) -> str:
 
 def _no_fill(behaviour: Behaviour, facts: Mapping[str, Facts], device: int) -> str:
     if behaviour.space_bytes is None or behaviour.error != errno.ENOSPC:
-        return "it only makes a full disk"
+        return _NOT_FULL
     if any(one.device == device for one in facts.values()):
         return "the run directory is on the same file system, and would be full as well"
     return _on_hosts(facts, "fill")
@@ -109,7 +114,3 @@ def _on_hosts(facts: Mapping[str, Facts], name: str) -> str:
         if why := str(getattr(one, name)):
             return why if len(facts) == 1 else f"{why} (on {host})"
     return ""
-
-
-def _before(how: str) -> list[str]:
-    return list(MEANS)[: list(MEANS).index(how)]

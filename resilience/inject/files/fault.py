@@ -104,7 +104,7 @@ class FileFault:
             notes.append(f"Already below it, and not hit in what they have open: {', '.join(opened)}.")
         return Plan(
             target=f"{one.directory} on {where}",
-            does=f"{one.directory} on {where} {choice.describe(behaviour)}: {choice.MEANS[chosen.how]}",
+            does=f"{one.directory} on {where} {choice.describe(behaviour)}; {choice.MEANS[chosen.how]}",
             undoes={
                 "fill": "the file goes with the process that holds it",
                 "mount": "the file system is unmounted; files that were opened meanwhile keep working",

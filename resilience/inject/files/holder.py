@@ -12,6 +12,7 @@ as a file of it is open: what a process has opened during the fault keeps workin
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -134,7 +135,7 @@ def _hold_mount(name: str, directory: Path, until: float, behaviour: Behaviour) 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor for each file that the kernel remembers
     real = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    server = Passthrough(mounting.mount(directory, name), real, behaviour)
+    server = Passthrough(mounting.mount(directory, name, read_only=behaviour.error == errno.EROFS), real, behaviour)
     threads = server.start()
     _wait(until)
     server.end_fault()

@@ -19,7 +19,7 @@ from resilience.errors import ResilError
 TYPE = "fuse.resil"
 """The type of our mounts in /proc/self/mountinfo: `mount -t fuse.resil` lists them."""
 
-_MS_NOSUID, _MS_NODEV = 2, 4
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _FUSERMOUNT_S = 20.0
 
@@ -40,12 +40,12 @@ def fusermount() -> str | None:
     return shutil.which("fusermount3") or shutil.which("fusermount")
 
 
-def mount(directory: Path, name: str) -> int:
+def mount(directory: Path, name: str, *, read_only: bool) -> int:
     """Mount over a directory and return the open /dev/fuse; nothing there is answered until a server reads it.
 
     `name` is shown as the device, by df(1) for instance. Raise ResilError if it is not permitted.
     """
-    return _mount(directory, name) if os.geteuid() == 0 else _fusermount(directory, name)
+    return (_mount if os.geteuid() == 0 else _fusermount)(directory, name, read_only)
 
 
 def unmount(directory: Path, name: str) -> None:
@@ -72,12 +72,12 @@ def mounted_at(directory: Path, mounts: Iterable[Mount], name: str = "") -> Moun
     return here[-1] if here and here[-1].type == TYPE and name in ("", here[-1].source) else None
 
 
-def _mount(directory: Path, name: str) -> int:
+def _mount(directory: Path, name: str, read_only: bool) -> int:
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     mode = stat.S_IFMT(directory.stat().st_mode)
     data = f"fd={device},rootmode={mode:o},user_id=0,group_id=0,allow_other"
     libc = ctypes.CDLL(None, use_errno=True)
-    flags = _MS_NOSUID | _MS_NODEV
+    flags = _MS_NOSUID | _MS_NODEV | (_MS_RDONLY if read_only else 0)
     if libc.mount(name.encode(), os.fsencode(directory), TYPE.encode(), flags, data.encode()) != 0:
         error = ctypes.get_errno()
         os.close(device)
@@ -85,13 +85,19 @@ def _mount(directory: Path, name: str) -> int:
     return device
 
 
-def _fusermount(directory: Path, name: str) -> int:
+def _fusermount(directory: Path, name: str, read_only: bool) -> int:
     """Have fusermount3 mount; it sends the open /dev/fuse through a socket, as libfuse's lib/mount.c has it."""
     program = fusermount() or "fusermount3"
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, its:
         env = {**os.environ, "_FUSE_COMMFD": str(its.fileno())}
-        argv = [program, "-o", f"nosuid,nodev,fsname={name},subtype=resil", "--", str(directory)]
+        argv = [
+            program,
+            "-o",
+            f"nosuid,nodev,fsname={name},subtype=resil{',ro' if read_only else ''}",
+            "--",
+            str(directory),
+        ]
         said = _run(argv, env=env, keep=its.fileno())
         its.close()
         if said:

@@ -31,7 +31,6 @@ class Facts(NamedTuple):
         error: why it cannot be used; empty: it can.
         directory: without symbolic links.
         owner: the uid of its owner, and `uid` that of this process.
-        mount: where its file system is mounted, with its type.
         fill, mountable: why its file system must not be filled, and why nothing can be mounted; empty: it can.
         is_faulty: whether a fault is mounted there already.
         opened: processes of this user with a file open below it, or working there: `python (4242)`.
@@ -42,7 +41,6 @@ class Facts(NamedTuple):
     directory: str = ""
     owner: int = 0
     uid: int = 0
-    mount: str = ""
     fill: str = ""
     mountable: str = ""
     is_faulty: bool = False
@@ -68,8 +66,8 @@ def look(path: str) -> Facts:
         free=amounts.f_bavail * amounts.f_frsize, memory_free=_memory_free(),
     )  # fmt: skip
     return Facts(
-        error, str(directory), status.st_uid, os.geteuid(), f"{mount.point} ({mount.type})" if mount else "", fill,
-        mounting.why_not(), mounting.mounted_at(directory, mounts) is not None, tuple(_opened(directory)), status.st_dev,
+        error, str(directory), status.st_uid, os.geteuid(), fill, mounting.why_not(),
+        mounting.mounted_at(directory, mounts) is not None, tuple(_opened(directory)), status.st_dev,
     )  # fmt: skip
 
 
