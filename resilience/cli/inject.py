@@ -43,6 +43,7 @@ OTHERS: dict[str, tuple[str, str]] = {
     "checkpoint": ("resilience.cli.inject_checkpoint:app", "Alter a copy of a checkpoint bit by bit."),
     "list": ("resilience.cli.inject:listing", "Show the faults that are on, and those that were."),
     "undo": ("resilience.cli.inject:undoing", "Undo faults that are still on."),
+    "preload": ("resilience.cli.inject_preload:app", "Start a command whose file operations can be made to fail."),
 }
 """Commands that are no faults of this kind: module and Typer app, and summary. Imported when they are called."""
 

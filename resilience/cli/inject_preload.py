@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from resilience.errors import ResilError
 from resilience.cli.output import say
+from resilience.errors import ResilError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

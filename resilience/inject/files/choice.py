@@ -66,16 +66,14 @@ def check_directory(facts: Mapping[str, Facts], keep: Sequence[str]) -> None:
     """Raise UsageError for a directory that no fault may be put on. `keep`: paths that must not be below it."""
     for host, one in facts.items():
         where = "" if len(facts) == 1 else f" on {host}"
+        if one.is_faulty:
+            raise UsageError(f"{one.directory}{where} has a fault already", hint="see: resil inject list")
         if one.error:
             raise UsageError(f"{one.error}{where}", hint="name the directory that the training writes to")
         if one.owner != one.uid or one.directory in SHARED:
             raise UsageError(
                 f"{one.directory}{where} is not your own: others would be hit",
                 hint="name a directory of your own: that of the checkpoints",
-            )
-        if one.is_faulty:
-            raise UsageError(
-                f"{one.directory}{where} has a fault already", hint="resil inject list; resil inject undo ID"
             )
         for path in keep:
             if f"{path}/".startswith(f"{one.directory}/"):

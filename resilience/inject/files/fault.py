@@ -18,6 +18,7 @@ from resilience.inject import Plan, Scene
 from resilience.inject.files import choice, holder
 from resilience.inject.files.behaviour import Behaviour
 from resilience.inject.files.place import Facts, Hosts
+from resilience.job import JobId
 from resilience.records import from_record
 from resilience.runs.run_files import read_attempts
 from resilience.runs.run_jobs import scheduler_of
@@ -29,6 +30,8 @@ FOLDER = "preload"
 LENGTH_S = 60.0
 START_S = 60.0
 """How long a holder may take to start: a Python on each node, from a shared disk."""
+_started: list[subprocess.Popen[bytes]] = []
+"""The holders that this process has started: it waits for them as their parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +130,7 @@ class FileFault:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
+        _started.append(process)
         said = _hear(process, max(1, len(state["hosts"])))
         if said:
             raise ResilError(f"the fault did not begin: {said}")
@@ -138,6 +142,7 @@ class FileFault:
         if state["hosts"] and (job != state["job"] or not set(state["hosts"]) <= set(hosts)):
             return  # with the job, SLURM has ended its steps
         _hosts(state, scene).stop(state, scene.id)
+        _started[:] = [process for process in _started if process.poll() is None]
 
 
 def control_file(run_directory: Path) -> Path:
@@ -160,7 +165,8 @@ def _where(scene: Scene) -> tuple[str, int, tuple[str, ...]]:
                 f"job {attempt.job_id} runs on {attempt.host}", hint=f"run this command there: ssh {attempt.host}"
             )
         return str(attempt.job_id or ""), attempt.number, ()
-    found = scene.project.scheduler(scheduler).job(start_of_attempt(attempt).job)
+    start = start_of_attempt(attempt)
+    found = scene.project.scheduler(scheduler).job(JobId(start.array, start.task))
     return str(attempt.job_id or ""), attempt.number, tuple(expand(found.nodes) if found.nodes else [attempt.host])
 
 

@@ -83,7 +83,7 @@ def is_on(name: str, how: str, directory: Path, control: Path | None) -> bool:
     """Return whether the fault is there; what fills a file system goes with its process."""
     if how == "mount":
         return mounting.mounted_at(directory, current_mounts(), name) is not None
-    return bool(_holders(name)) if how == "fill" else control is not None and control.exists()
+    return bool(holders(name)) if how == "fill" else control is not None and control.exists()
 
 
 def clean_up(name: str, how: str, directory: Path, control: Path | None) -> None:
@@ -100,21 +100,21 @@ def stop(name: str, how: str, directory: Path, control: Path | None) -> None:
     Raise ResilError if the fault remains.
     """
     asked, deadline = set[int](), time.monotonic() + STOP_S
-    while (holders := _holders(name)) or is_on(name, how, directory, control):
-        for pid in set(holders) - asked:
+    while (found := holders(name)) or is_on(name, how, directory, control):
+        for pid in set(found) - asked:
             _signal(pid, signal.SIGTERM)
             asked.add(pid)
         if not is_on(name, how, directory, control):
             return  # a server whose files are still open remains
-        if not holders or time.monotonic() > deadline:
-            for pid in holders:
+        if not found or time.monotonic() > deadline:
+            for pid in found:
                 _signal(pid, signal.SIGKILL)
             clean_up(name, how, directory, control)
             return
         time.sleep(POLL_S)
 
 
-def _holders(name: str) -> list[int]:
+def holders(name: str) -> list[int]:
     """Return the processes of this user that hold a fault: a guardian and a holder."""
     found = []
     for entry in Path("/proc").iterdir():

@@ -50,24 +50,27 @@ class Facts(NamedTuple):
 
 def look(path: str) -> Facts:
     """Return what matters of a directory on this host."""
+    mounts = current_mounts()
+    mount = mount_of(path, mounts)
+    if mount is not None and mount.type == mounting.TYPE:
+        return Facts(directory=path, is_faulty=True)
     try:
         directory = Path(path).resolve(strict=True)
         status, amounts = directory.stat(), os.statvfs(directory)
-        mounts = current_mounts()
         mount = mount_of(directory, mounts)
         top = os.stat(mount.point).st_uid if mount is not None else -1  # noqa: PTH116 - the point is a text
     except OSError as error:
         return Facts(error=f"{path}: {error.strerror}")
-    error = "" if directory.is_dir() else f"{path} is not a directory"
-    if not error and not os.access(directory, os.W_OK):
-        error = f"you cannot write to {path}"
+    why = "" if directory.is_dir() else f"{path} is not a directory"
+    if not why and not os.access(directory, os.W_OK):
+        why = f"you cannot write to {path}"
     fill = ballast.why_not(
         mount, owner=top, uid=os.geteuid(), size=amounts.f_blocks * amounts.f_frsize,
         free=amounts.f_bavail * amounts.f_frsize, memory_free=_memory_free(),
     )  # fmt: skip
     return Facts(
-        error, str(directory), status.st_uid, os.geteuid(), fill, mounting.why_not(),
-        mounting.mounted_at(directory, mounts) is not None, tuple(_opened(directory)), status.st_dev,
+        why, str(directory), status.st_uid, os.geteuid(), fill, mounting.why_not(),
+        mount is not None and mount.type == mounting.TYPE, tuple(_opened(directory)), status.st_dev,
     )  # fmt: skip
 
 

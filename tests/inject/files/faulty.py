@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -15,11 +16,10 @@ from pathlib import Path
 import pytest
 
 from resilience.base.mounts import current_mounts
-from resilience.inject.files import mounting
+from resilience.inject.files import holder, mounting
 from resilience.inject.files.behaviour import Behaviour
 from tests.lab.waiting import until
 
-NAME = "test-1"
 needs_mount = pytest.mark.skipif(bool(mounting.why_not()), reason=f"mounting is not permitted: {mounting.why_not()}")
 
 
@@ -29,6 +29,7 @@ class Server:
 
     directory: Path
     guardian: subprocess.Popen[bytes]
+    name: str
 
     @property
     def pid(self) -> int:
@@ -51,21 +52,14 @@ def faulty(
     directory: Path, behaviour: Behaviour, *, how: str = "mount", last_s: float = 300.0, control: Path | None = None
 ) -> Iterator[Server]:
     """Put a fault over an existing directory; it is taken away at the end."""
-    argv = [
-        sys.executable,
-        "-m",
-        "resilience.inject.files.holder",
-        NAME,
-        how,
-        str(directory),
-        str(time.time() + last_s),
-    ]
+    name = f"test-{secrets.token_hex(4)}"
+    argv = [sys.executable, "-m", holder.MODULE, name, how, str(directory), str(time.time() + last_s)]
     argv += [behaviour.to_json(), *([str(control)] if control else ())]
     guardian = subprocess.Popen(argv, stdout=subprocess.PIPE)
     assert guardian.stdout is not None
     try:
         assert guardian.stdout.readline() == b"ready\n"
-        yield Server(directory, guardian)
+        yield Server(directory, guardian, name)
     finally:
         guardian.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -75,7 +69,7 @@ def faulty(
                 os.kill(pid, signal.SIGKILL)
             guardian.wait()
         guardian.stdout.close()
-        mounting.unmount(directory, NAME)
+        mounting.unmount(directory, name)
 
 
 def _children(pid: int) -> list[int]:

@@ -218,5 +218,5 @@ def test_a_fault_is_undone_in_a_mount_namespace_that_was_made_meanwhile(tmp_path
         assert container.stdout.readline() == b"in\n"
         server.undo()
         assert server.guardian.wait(30) == 0, "nothing has the file system any more"
-        assert b"fuse.resil" not in Path(f"/proc/{container.pid}/mountinfo").read_bytes()
+        assert server.name.encode() not in Path(f"/proc/{container.pid}/mountinfo").read_bytes()
         container.communicate(b"\n")
