@@ -25,6 +25,7 @@ from resilience.base.mounts import current_mounts
 from resilience.errors import ResilError
 from resilience.inject.files import ballast, mounting, preload
 from resilience.inject.files.behaviour import Behaviour
+from resilience.inject.files.disk import Disk
 from resilience.inject.files.passthrough import Passthrough
 
 READY = "ready"
@@ -135,10 +136,10 @@ def _hold_mount(name: str, directory: Path, until: float, behaviour: Behaviour) 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor for each file that the kernel remembers
     real = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    server = Passthrough(mounting.mount(directory, name, read_only=behaviour.error == errno.EROFS), real, behaviour)
-    threads = server.start()
+    disk, device = Disk(behaviour), mounting.mount(directory, name, read_only=behaviour.error == errno.EROFS)
+    threads = Passthrough(device, real, disk).start()
     _wait(until)
-    server.end_fault()
+    disk.end()
     _flush(directory)
     mounting.unmount(directory, name)
     for thread in threads:

@@ -1,4 +1,4 @@
-"""A FUSE server that passes every operation to the real directory, but for the fault of its Behaviour.
+"""A FUSE server that passes every operation to the real directory, but for what its Disk refuses.
 
 Standard library only. The protocol is that of linux/fuse.h, release 7.31, spoken on /dev/fuse (fuse(4)); constants and
 layouts have the names from there. A node is an O_PATH descriptor of the real inode, so that hard links, renames and
@@ -17,11 +17,11 @@ import platform
 import stat
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from resilience.inject.files.behaviour import CHANGE, DIRECTORY_BYTES, LOOK, READ, SYNC, WRITE, Behaviour
+from resilience.inject.files.behaviour import CHANGE, DIRECTORY_BYTES, LOOK, READ, SYNC, WRITE
+from resilience.inject.files.disk import Disk
 
 THREADS = 16
 """So many operations are under way at once; a slow disk is slow for everybody, but not one after the other."""
@@ -47,27 +47,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Passthrough:
-    """The server; `serve` in threads. `behaviour` may be replaced at any time, `end_fault` ends the fault."""
+    """The server."""
 
-    def __init__(self, device: int, real: int, behaviour: Behaviour) -> None:
+    def __init__(self, device: int, real: int, disk: Disk) -> None:
         """Answer on `device`, an open /dev/fuse, for the directory whose O_PATH descriptor is `real`."""
         self._device = device
-        self.behaviour = behaviour
-        self._room = behaviour.space_bytes or 0
-        self._ended = threading.Event()
+        self._disk = disk
         self._lock = threading.Lock()
         self._nodes: dict[int, list[int]] = {1: [real, 1]}  # nodeid: descriptor, lookups
         self._ids: dict[tuple[int, int], int] = {_identity(os.fstat(real)): 1}
         self._last = 1
         self._listings: dict[int, list[tuple[bytes, int, int]]] = {}
-        self._busy_until = 0.0
         self._thread = threading.local()
         self._me = (os.geteuid(), os.getegid())
-
-    def end_fault(self) -> None:
-        """Be healthy from now on; what waits for a slow disk goes on at once."""
-        self.behaviour = Behaviour()
-        self._ended.set()
 
     def start(self) -> list[threading.Thread]:
         """Start the threads that serve; they end when the kernel has let go of the file system."""
@@ -93,10 +85,9 @@ class Passthrough:
             try:
                 if not name:
                     raise OSError(errno.ENOSYS, "")
-                answer = self._fault(kind)
-                if answer == 0:
-                    self._as(uid, gid, pid)
-                    answer = getattr(self, name)(node, body)
+                self._disk.refuse(kind)
+                self._as(uid, gid, pid)
+                answer = getattr(self, name)(node, body)
             except OSError as error:
                 answer = -(error.errno or errno.EIO)
             except Exception:  # a fault of ours must not leave the asker waiting for ever
@@ -107,45 +98,7 @@ class Passthrough:
     def _answer(self, unique: int, answer: int | bytes | None) -> None:
         error, data = (answer, b"") if isinstance(answer, int) else (0, answer or b"")
         with suppress(OSError):  # ENOENT: the asker was killed meanwhile
-            length = _OUT.size + len(data)
-            os.writev(self._device, [_OUT.pack(length, error, unique), data])
-
-    # The fault
-
-    def _fault(self, kind: str) -> int:
-        """Wait as the fault has it, and return the negative errno of an operation; 0: it may go on."""
-        behaviour = self.behaviour
-        if kind and behaviour.delay_s:
-            self._ended.wait(behaviour.delay_s)
-        return -behaviour.error if kind in behaviour.on else 0
-
-    def _refuse_change(self) -> None:
-        if CHANGE in self.behaviour.on:
-            raise OSError(self.behaviour.error, "")
-
-    def _move(self, size: int) -> None:
-        """Wait until so many bytes are through, behind those of the others."""
-        if (rate := self.behaviour.bytes_per_s) is None:
-            return
-        with self._lock:
-            self._busy_until = max(self._busy_until, time.monotonic()) + size / rate
-            wait_s = self._busy_until - time.monotonic()
-        self._ended.wait(wait_s)
-
-    def _take(self, size: int, *, whole: bool = False) -> int:
-        """Take space for new bytes and return how many fit; raise OSError if none does, or not the `whole`."""
-        if self.behaviour.space_bytes is None or size <= 0:
-            return size
-        with self._lock:
-            taken = min(size, self._room)
-            if taken <= 0 or (whole and taken < size):
-                raise OSError(self.behaviour.error or errno.ENOSPC, "")
-            self._room -= taken
-            return taken
-
-    def _give_back(self, size: int) -> None:
-        with self._lock:
-            self._room += size
+            os.writev(self._device, [_OUT.pack(_OUT.size + len(data), error, unique), data])
 
     # Who asks
 
@@ -191,12 +144,11 @@ class Passthrough:
                 os.close(descriptor)
 
     def _freed(self, node: int, name: str) -> int:
-        """Return how many bytes the removal of a name gives back."""
+        """Return how many bytes the removal of a name gives back: none if the file has another."""
         with suppress(OSError):
             status = os.stat(name, dir_fd=self._nodes[node][0], follow_symlinks=False)
-            if stat.S_ISDIR(status.st_mode):
-                return DIRECTORY_BYTES
-            return status.st_size if status.st_nlink == 1 and stat.S_ISREG(status.st_mode) else 0
+            if status.st_nlink == 1 and stat.S_ISREG(status.st_mode):
+                return status.st_size
         return 0
 
     # Operations: each takes the node and the message's body, and returns the answer's body or a negative errno
@@ -230,7 +182,7 @@ class Passthrough:
         if valid & _FATTR_SIZE:
             before = os.stat(path).st_size
             os.truncate(fh if valid & _FATTR_FH else path, size)
-            self._give_back(max(0, before - size))
+            self._disk.give_back(before - size)
         if valid & (_FATTR_ATIME | _FATTR_MTIME):
             nanoseconds = [
                 _UTIME_OMIT if not valid & given else _UTIME_NOW if valid & now else value
@@ -260,7 +212,7 @@ class Passthrough:
     def mkdir(self, node: int, body: memoryview) -> bytes:
         (mode,) = struct.unpack_from("=I", body)
         (name,) = _names(body[8:])
-        self._take(DIRECTORY_BYTES, whole=True)
+        self._disk.take(DIRECTORY_BYTES)
         os.mkdir(name, stat.S_IMODE(mode), dir_fd=self._nodes[node][0])
         return self._entry(node, name)
 
@@ -268,11 +220,11 @@ class Passthrough:
         (name,) = _names(body)
         freed = self._freed(node, name)
         os.unlink(name, dir_fd=self._nodes[node][0])
-        self._give_back(freed)
+        self._disk.give_back(freed)
 
     def rmdir(self, node: int, body: memoryview) -> None:
         os.rmdir(_names(body)[0], dir_fd=self._nodes[node][0])
-        self._give_back(DIRECTORY_BYTES)
+        self._disk.give_back(DIRECTORY_BYTES)
 
     def rename(self, node: int, body: memoryview) -> None:
         self._rename(node, struct.unpack_from("=Q", body)[0], 0, body[8:])
@@ -286,7 +238,7 @@ class Passthrough:
         freed = self._freed(target, new) if flags == 0 else 0
         source_fd, target_fd = self._nodes[node][0], self._nodes[target][0]
         _check(_libc.renameat2(source_fd, os.fsencode(old), target_fd, os.fsencode(new), flags))
-        self._give_back(freed)
+        self._disk.give_back(freed)
 
     def link(self, node: int, body: memoryview) -> bytes:
         (old,) = struct.unpack_from("=Q", body)
@@ -296,8 +248,6 @@ class Passthrough:
 
     def open(self, node: int, body: memoryview) -> bytes:
         (flags,) = struct.unpack_from("=I", body)
-        if flags & os.O_ACCMODE != os.O_RDONLY:
-            self._refuse_change()
         return struct.pack("=QII", os.open(self._path(node), _flags(flags)), 0, 0)
 
     def create(self, node: int, body: memoryview) -> bytes:
@@ -313,21 +263,13 @@ class Passthrough:
     def read(self, node: int, body: memoryview) -> bytes:
         fh, offset, size = struct.unpack_from("=QQI", body)
         data = os.pread(fh, size, offset)
-        self._move(len(data))
+        self._disk.move(len(data))
         return data
 
     def write(self, node: int, body: memoryview) -> bytes:
         fh, offset, size, cached = struct.unpack_from("=QQII", body)
-        data = body[40 : 40 + size]
-        if self.behaviour.space_bytes is not None:
-            inside = min(size, max(0, os.fstat(fh).st_size - offset))
-            try:
-                data = data[: inside + self._take(size - inside)]
-            except OSError:
-                if inside == 0:
-                    raise
-                data = data[:inside]
-        self._move(len(data))
+        data = body[40 : 40 + self._disk.take_for(fh, offset, size)]
+        self._disk.move(len(data))
         if not (cached & 1 and fcntl.fcntl(fh, fcntl.F_GETFL) & os.O_APPEND):
             return struct.pack("=I4x", os.pwrite(fh, data, offset))
         # A page of a memory map (FUSE_WRITE_CACHE) has its place; pwrite(2) with O_APPEND would append it.
@@ -336,9 +278,9 @@ class Passthrough:
 
     def statfs(self, node: int, body: memoryview) -> bytes:
         real = os.fstatvfs(self._nodes[1][0])
-        free, available = real.f_bfree, real.f_bavail
-        if self.behaviour.space_bytes is not None:
-            free = available = min(available, max(0, self._room) // real.f_frsize)
+        free, available = (
+            self._disk.free(one * real.f_frsize) // real.f_frsize for one in (real.f_bfree, real.f_bavail)
+        )
         sizes = (real.f_bsize, real.f_namemax, real.f_frsize)
         return _STATFS_OUT.pack(real.f_blocks, free, available, real.f_files, real.f_ffree, *sizes)
 
@@ -387,16 +329,13 @@ class Passthrough:
 
     def access(self, node: int, body: memoryview) -> int:
         (mask,) = struct.unpack_from("=I", body)
-        if mask & os.W_OK:
-            self._refuse_change()
-        descriptor = os.fsencode(self._path(node))
-        _check(_libc.faccessat(_AT_FDCWD, descriptor, mask, 0x200))  # AT_EACCESS
+        _check(_libc.faccessat(_AT_FDCWD, os.fsencode(self._path(node)), mask, 0x200))  # AT_EACCESS
         return 0
 
     def fallocate(self, node: int, body: memoryview) -> None:
         fh, offset, length, mode = struct.unpack_from("=QQQI", body)
         if not mode & 2:  # FALLOC_FL_PUNCH_HOLE
-            self._take(max(0, offset + length - os.fstat(fh).st_size), whole=True)
+            self._disk.take(max(0, offset + length - os.fstat(fh).st_size))
         _check(_libc.fallocate(fh, mode, ctypes.c_int64(offset), ctypes.c_int64(length)))
 
 
@@ -459,9 +398,7 @@ def _type(entry: os.DirEntry[str]) -> int:
     with suppress(OSError):
         if entry.is_symlink():
             return 10
-        if entry.is_dir(follow_symlinks=False):
-            return 4
-        return 8 if entry.is_file(follow_symlinks=False) else 0
+        return 4 if entry.is_dir(follow_symlinks=False) else 8 if entry.is_file(follow_symlinks=False) else 0
     return 0
 
 

@@ -5,7 +5,7 @@
  * UNTIL is in seconds since 1970: a line that nobody deletes ends by itself. It is looked at every 0.2 s. A call whose
  * class is in CLASSES and whose file is below DIRECTORY fails with ERRNO, as the pages of open(2), read(2), write(2),
  * fsync(2), mkdir(2), rename(2), unlink(2), truncate(2), fallocate(2), stat(2) and statvfs(3) have them.
- * Not seen: memory maps, io_uring, programs linked statically, what a FILE reads.
+ * Not seen: memory maps, io_uring, copy_file_range(2), programs linked statically, what a FILE reads.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -61,13 +61,9 @@ static int below(const struct fault *f, int dirfd, const char *path) {
         full[n > 0 ? n : 0] = 0;
     } else if (path[0] != '/' && !getcwd(full, PATH_MAX)) return 0;
     if (path) snprintf(full + strlen(full), PATH_MAX, "/%s", path);
-    if (path && realpath(full, real)) strcpy(full, real);
-    else if (path) { /* not there yet: its directory is */
-        char *slash = strrchr(full, '/');
-        *slash = 0;
-        if (realpath(full, real)) strcpy(full, real);
-        strcat(full, "/");
-    }
+    char *slash = strrchr(full, '/');
+    if (path && !realpath(full, real) && slash) *slash = 0; /* not there yet: its directory is */
+    if (path && realpath(full, real)) snprintf(full, sizeof full, "%s", real);
     size_t n = strlen(f->directory);
     return strncmp(full, f->directory, n) == 0 && (full[n] == '/' || full[n] == 0);
 }
@@ -120,7 +116,6 @@ OPEN(openat64, (F, P, int flags, ...), (fd, path, flags, mode), fd)
 #define FOPEN(name) WRAP(FILE *, name, (P, const char *how), (path, how), how[0] == 'r' && !strchr(how, '+') ? LOOK : LOOK | CHANGE, AT_FDCWD, path, 0, NULL)
 FOPEN(fopen) FOPEN(fopen64)
 WRAP(ssize_t, read, (F, void *to, size_t n), (fd, to, n), READ, fd, NULL, n, -1)
-WRAP(ssize_t, readv, (F, const struct iovec *v, int n), (fd, v, n), READ, fd, NULL, 0, -1)
 WRAP(ssize_t, pread, (F, void *to, size_t n, off_t at), (fd, to, n, at), READ, fd, NULL, n, -1)
 WRAP(ssize_t, pread64, (F, void *to, size_t n, off64_t at), (fd, to, n, at), READ, fd, NULL, n, -1)
 WRAP(ssize_t, write, (F, const void *from, size_t n), (fd, from, n), WRITE | FULL, fd, NULL, n, -1)
@@ -128,10 +123,8 @@ WRAP(ssize_t, writev, (F, const struct iovec *v, int n), (fd, v, n), WRITE | FUL
 WRAP(ssize_t, pwrite, (F, const void *from, size_t n, off_t at), (fd, from, n, at), WRITE | FULL, fd, NULL, n, -1)
 WRAP(ssize_t, pwrite64, (F, const void *from, size_t n, off64_t at), (fd, from, n, at), WRITE | FULL, fd, NULL, n, -1)
 WRAP(ssize_t, sendfile, (F, int in, off_t *at, size_t n), (fd, in, at, n), WRITE | FULL, fd, NULL, n, -1)
-WRAP(ssize_t, copy_file_range, (int in, off64_t *from, F, off64_t *to, size_t n, unsigned flags), (in, from, fd, to, n, flags), WRITE | FULL, fd, NULL, n, -1)
 WRAP(size_t, fwrite, (const void *from, size_t size, size_t n, FILE *file), (from, size, n, file), WRITE | FULL, fileno(file), NULL, size * n, 0)
 WRAP(int, fallocate, (F, int mode, off_t at, off_t n), (fd, mode, at, n), WRITE | FULL, fd, NULL, 0, -1)
-WRAP(int, fallocate64, (F, int mode, off64_t at, off64_t n), (fd, mode, at, n), WRITE | FULL, fd, NULL, 0, -1)
 WRAP(int, fsync, (F), (fd), SYNC, fd, NULL, 0, -1)
 WRAP(int, fdatasync, (F), (fd), SYNC, fd, NULL, 0, -1)
 WRAP(int, ftruncate, (F, off_t n), (fd, n), CHANGE, fd, NULL, 0, -1)

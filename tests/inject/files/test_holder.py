@@ -68,6 +68,20 @@ def test_a_full_disk_takes_what_fits_says_so_and_has_room_again_after_a_deletion
 
 
 @needs_mount
+def test_a_full_disk_has_no_space_for_the_holes_of_a_file_either(tmp_path: Path) -> None:
+    (tmp_path / "old").write_bytes(bytes(50_000))
+    with faulty(tmp_path, behaviour.disk_full()), open(tmp_path / "sparse", "w+b", buffering=0) as file:
+        file.truncate(100_000)
+        assert error_of(lambda: os.pwrite(file.fileno(), b"x", 50_000)) == "ENOSPC"
+        with mmap.mmap(file.fileno(), 0) as memory:
+            memory[5] = 1
+            assert error_of(memory.flush) == "ENOSPC"
+        with open(tmp_path / "old", "r+b") as old, mmap.mmap(old.fileno(), 0) as memory:
+            memory[5] = 1
+            memory.flush()
+
+
+@needs_mount
 def test_a_slow_disk_is_late_for_each_and_slow_for_all_and_its_end_wakes_who_waits(tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(b"x")
     with faulty(tmp_path, behaviour.slow(3600.0, None)) as server:
