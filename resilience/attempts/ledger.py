@@ -46,6 +46,27 @@ _MARK = re.compile(r"^resil: (START|END) attempt (\d{1,9}) of ", re.MULTILINE)
 """Lines of the batch shell: all starts of a requeued job write into one log."""
 
 
+class Corruption(NamedTuple):
+    """A node whose hardware computed wrong values, says the guard (`sdc` in the journal).
+
+    Attributes:
+        time: seconds since the epoch.
+        node: its name.
+        step, rank: at which step, and of which rank.
+        why: in words.
+        times: how many computations were wrong.
+        among: of how many nodes or ranks it is one that may have been wrong.
+    """
+
+    time: float
+    node: str
+    step: int
+    rank: int
+    why: str
+    times: int
+    among: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRow:
     """One attempt.
@@ -68,6 +89,7 @@ class LedgerRow:
         durable_step: the newest step whose checkpoint was durable; None: none is known.
         failure: why it ended; None while it runs.
         decided: what follows from that, by breaker.py; empty: not asked for, or it runs.
+        corruptions: what its guards found of silent data corruption, oldest first.
     """
 
     attempt: int
@@ -89,6 +111,7 @@ class LedgerRow:
     durable_step: int | None = None
     failure: Failure | None = None
     decided: str = ""
+    corruptions: tuple[Corruption, ...] = ()
 
     @property
     def seconds(self) -> float | None:
@@ -236,13 +259,29 @@ def ruin_of(events: Iterable[Mapping[str, Any]]) -> tuple[str, int | None]:
     return found
 
 
+def corruptions_of(events: Iterable[Mapping[str, Any]]) -> tuple[Corruption, ...]:
+    """Return the nodes that computed wrong values, from the journal of one attempt's rank 0. Pure."""
+    found = []
+    for event in events:
+        if event.get("event") != "sdc":
+            continue
+        time, numbers = event.get("time"), [event.get(name) for name in ("step", "of_rank", "times", "among")]
+        if isinstance(time, int | float) and all(type(number) is int and number >= 0 for number in numbers):
+            step, rank, times, among = (int(str(number)) for number in numbers)
+            if times and among:
+                node, why = str(event.get("node")), str(event.get("why") or "")
+                found.append(Corruption(float(time), node, step, rank, why, times, among))
+    return tuple(found)
+
+
 def _journal(directory: RunDirectory, attempt: Attempt) -> list[Mapping[str, Any]]:
     """Return the newest events of an attempt's rank 0."""
     return [event for event in last_events(directory, attempt.job_id, "0") if event.get("attempt") == attempt.number]
 
 
 def _row(directory: RunDirectory, attempt: Attempt, siblings: Siblings) -> LedgerRow:
-    first, last, durable = fold_steps(_journal(directory, attempt))
+    journal = _journal(directory, attempt)
+    first, last, durable = fold_steps(journal)
     seen = [*(step for _, step in progress_of(directory, attempt)), *([] if last is None else [last])]
     beat = last_position(directory, attempt.job_id, attempt.host)
     if beat is not None and beat.attempt == attempt.number:
@@ -272,6 +311,7 @@ def _row(directory: RunDirectory, attempt: Attempt, siblings: Siblings) -> Ledge
         first_step=first,
         last_step=max(seen, default=None) if ruined is None else ruined,
         durable_step=durable,
+        corruptions=corruptions_of(journal),
         failure=failure,
     )
 

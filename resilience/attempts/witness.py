@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 
 from resilience.attempts.breaker import (
@@ -22,7 +23,7 @@ from resilience.attempts.failure import Confidence, FailureClass, Role
 from resilience.attempts.ledger import LedgerRow
 from resilience.attempts.rules import Rule, all_rules
 from resilience.messages import cut
-from resilience.nodes.evidence import Evidence, Source
+from resilience.nodes.evidence import Evidence, Source, is_node_name
 from resilience.settings.sections import ActSettings
 
 MOST_SUSPECTS = 8
@@ -41,6 +42,7 @@ def evidence_of(rows: Sequence[LedgerRow], policy: ActSettings, run: str, path: 
     for row in rows:
         for node, source, why in (*_named(row, policy), *_xids(row)):
             found.append(_evidence(row, node, source, why, run, path, by))
+        found += _corruptions(row, run, path, by)
     fine = with_progress(rows)
     good = {node for row in rows if row.attempt in fine for node in nodes_of(row)}
     failed = [row for row in rows if row.attempt not in fine and _may_be_the_node(row, policy)]
@@ -63,6 +65,17 @@ def _named(row: LedgerRow, policy: ActSettings) -> Iterator[tuple[str, Source, s
     if treatment_of(row, policy) in OF_A_HOST or failure.failure is FailureClass.NODE_FAILURE:
         for node in hosts_of(row):
             yield node, Source.NAMED, f"{failure.failure.text}: {failure.reason}"
+
+
+def _corruptions(row: LedgerRow, run: str, path: str, by: str) -> Iterator[Evidence]:
+    """Yield a record for each computation that the hardware got wrong, shared by the nodes that may have done so."""
+    for one in row.corruptions:
+        if one.among > MOST_SUSPECTS or not is_node_name(one.node):
+            continue
+        for number in range(min(one.times, 2)):
+            about = f"{path} {row.attempt}.{one.step}.{one.rank}.{number}"
+            proof = _evidence(row, one.node, Source.SDC, one.why, run, path, by, share=1 / one.among)
+            yield replace(proof, time=one.time, about=about)
 
 
 def _xids(row: LedgerRow) -> Iterator[tuple[str, Source, str]]:

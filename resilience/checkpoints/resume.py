@@ -78,6 +78,7 @@ class Look:
         earlier: str = "",
         reads_only: bool = False,
         find_unsealed: Callable[[], tuple[Found, ...]] = lambda: (),
+        up_to: int | None = None,
     ) -> None:
         """No I/O.
 
@@ -90,7 +91,9 @@ class Look:
             earlier: what shows that there were checkpoints, even if the directory is empty.
             reads_only: change nothing: bad ones are passed over, and stay where they are.
             find_unsealed: returns what a framework saved and nothing has sealed; it is sealed before it is proposed.
+            up_to: set newer ones than of this step aside.
         """
+        self._up_to = up_to
         self._find_unsealed = find_unsealed
         self._store, self._ranks, self._number = store, ranks, number
         self._budget_s, self._manage, self._earlier, self._reads_only = budget_s, manage, earlier, reads_only
@@ -193,6 +196,9 @@ class Look:
 
     def _is_complete(self, checkpoint: Checkpoint) -> bool:
         """Return whether a checkpoint is good, content aside. Raise CheckpointError if that is unknown; OSError."""
+        if self._up_to is not None and checkpoint.step > self._up_to:
+            self._drop(checkpoint, None, f"only checkpoints up to step {self._up_to} are trusted")
+            return False
         try:
             checkpoint.manifest()
             known = read_verified(checkpoint)

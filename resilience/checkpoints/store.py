@@ -101,8 +101,11 @@ class Store:
 
     # ---- for the training -------------------------------------------------------------------------------------
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self, *, up_to: int | None = None) -> Checkpoint | None:
         """Return the newest checkpoint that verifies, or None if there never was one. Call it on every rank.
+
+        With `up_to`, newer ones than of this step are set aside: their files are whole, but not what was saved in them,
+        such as the weights of a GPU that computes wrong values (`guard.resumed_after.since`).
 
         The ranks choose together, once the guard has started: `with TrainingGuard.from_env(store=store)`. Bad ones are
         set aside, with words. Without a guard, a single process looks alone, and changes nothing. Load from `path`.
@@ -114,7 +117,7 @@ class Store:
 
         ranks = self._ranks
         if ranks is None:
-            return self._latest_alone()
+            return self._latest_alone(up_to)
         self._open_session(ranks)
         self._looks += 1
         choice = Look(
@@ -125,13 +128,14 @@ class Store:
             manage=self.settings.manage,
             earlier=self._earlier,
             find_unsealed=self._find_unsealed,
+            up_to=up_to,
         ).choose()
         self._is_loading = choice.checkpoint is not None
         if choice.checkpoint is not None and not choice.is_read and ranks.is_first:
             self._read_on(choice.checkpoint, ranks)
         return choice.checkpoint
 
-    def _latest_alone(self) -> Checkpoint | None:
+    def _latest_alone(self, up_to: int | None) -> Checkpoint | None:
         from resilience.checkpoints.resume import Alone, Look
 
         if (launched := _launched_ranks(os.environ)) > 1:
@@ -148,7 +152,8 @@ class Store:
         except OSError as error:
             raise _cannot_be_used(self.path, error) from None
         budget_s = self.settings.verify_budget_s
-        return Look(self._directory, Alone(), budget_s=budget_s, earlier=earlier, reads_only=True).choose().checkpoint
+        look = Look(self._directory, Alone(), budget_s=budget_s, earlier=earlier, reads_only=True, up_to=up_to)
+        return look.choose().checkpoint
 
     def latest_path(self) -> str | None:
         """Return the path of `latest()` as text, or None: for `resume_from_checkpoint=` and `ckpt_path=`."""

@@ -31,6 +31,8 @@ MOST_STOPS = 10
 MOST_SKIPPED = 1000
 """At most this many steps are offered for each stop: the loss may have been passed in few steps only."""
 LONGEST_WHY = 300
+HARDWARE = "sdc"
+"""The trigger of stops that are not the fault of any batch."""
 MOST_STEPS = 1 << 62
 
 
@@ -143,7 +145,8 @@ class EarlierStops:
         self._new = {
             "why": first.why[:LONGEST_WHY], "step": step,
             "since": first.since if known else min(self._checkpoint + 1, step),
-            "saved_step": self._checkpoint, "attempt": place.attempt, "world": place.world, "times": 1,
+            "saved_step": self._checkpoint, "attempt": place.attempt, "times": 1,
+            "world": 0 if first.trigger == HARDWARE else place.world,  # no batch is suspect
             "time": round(time.time(), 3), "is_passed": False,
         }  # fmt: skip
         return self._new

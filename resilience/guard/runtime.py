@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from resilience.guard.loop import LoopState
     from resilience.guard.rank_info import RankInfo
     from resilience.guard.saves import SaveBlock
+    from resilience.guard.sdc.watch import SdcWatch, State
     from resilience.guard.settings import GuardSettings
     from resilience.guard.store_ranks import Store
 
@@ -106,6 +107,7 @@ class GuardRuntime:
         self._closing_since = 0.0
         self._skipped_for: SaveBlock | None = None
         self._aborts = 0
+        self._saving_step = 0
         self._collectives = Collectives()
         self._slot = SharedProgress()
         gate.beat = self._slot.words
@@ -257,6 +259,15 @@ class GuardRuntime:
         if request is not None:
             self._request(request)
 
+    def sdc(self, state: State, group: str) -> SdcWatch:
+        """Return the watch for silent data corruption."""
+        from resilience.guard.sdc.watch import SdcWatch
+
+        return SdcWatch(
+            state, self._settings, self._gate, self._place, self._recorder, self.agreement, self._request,
+            saved_step=lambda: self._saving_step, group=group,
+        )  # fmt: skip
+
     def on_step(self, loss: Any) -> Decision:
         """Return the decision after a step that reached the limit or has a loss."""
         if loss is not None:
@@ -360,6 +371,7 @@ class GuardRuntime:
     def save_begins(self, saving: SaveBlock) -> None:
         """Record the start of a save."""
         self._watches.save_began()
+        self._saving_step = saving.step
         self._recorder.event("save_begin", step=saving.step)
         self._learned.save_begins(saving.step)
 

@@ -84,6 +84,12 @@ class GuardSettings:
         grad_norm_nonfinite_in_a_row: number of such norms in a row that triggers the action. A loss scaler skips up to
             34 steps in a row until it has found its scale.
         grad_norm_spike: action on a spike of the gradient norm: report, save, off. Judged like those of the loss.
+        sdc: watch the steps of `guard.sdc(...)` for silent data corruption: wrong values without an error. Replays the
+            last two steps if a tensor is abnormal; needs memory for two copies of the training's state on the host.
+        sdc_times: a tensor is abnormal if its largest absolute value is above this many times that of recent steps.
+        sdc_ceiling: it is abnormal above this in any case.
+        sdc_window: number of recent clean steps.
+        sdc_replicas_every: compare the replicas of a data-parallel training every so many steps; 0 for never.
         round_s: how long rank 0 waits for the promises of all ranks before it retries.
         agreement_timeout_s: how long a rank that has promised waits for rank 0 before AgreementLost is raised; also how
             long rank 0 may be silent before other ranks consider it gone.
@@ -137,6 +143,11 @@ class GuardSettings:
     grad_norm_nonfinite: str = _one_of("stop", "save", "save_and_stop", "report", "off")
     grad_norm_nonfinite_in_a_row: int = _within(40, 1, 10**6)
     grad_norm_spike: str = _one_of("report", "save", "off")
+    sdc: bool = False
+    sdc_times: float = _within(100.0, 2.0, 1e12)
+    sdc_ceiling: float = _within(1e6, 1.0, 1e30)
+    sdc_window: int = _within(100, 2, 10**6)
+    sdc_replicas_every: int = _within(100, 0, 2**31)
     round_s: float = _within(10.0, 0.1, 3600.0)
     agreement_timeout_s: float = _within(300.0, 1.0, 7 * _DAY_S)
     join_timeout_s: float = _within(60.0, 0.0, _DAY_S)

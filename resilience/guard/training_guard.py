@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from resilience.guard.earlier_stops import EarlierStop
     from resilience.guard.rank_info import RankInfo
     from resilience.guard.runtime import GuardRuntime
+    from resilience.guard.sdc.watch import SdcWatch, State, Unwatched
     from resilience.guard.settings import GuardSettings
     from resilience.guard.store_ranks import ConnectedStore, Part, Store
 
@@ -194,6 +195,22 @@ class TrainingGuard(Gate):
         """
         if grad_norm is not None and self._is_running():
             self._safely(lambda runtime: runtime.observe(grad_norm))
+
+    def sdc(self, state: State, *, group: str = "") -> SdcWatch | Unwatched:
+        """Return the watch for silent data corruption of this training, whose `run` runs one step.
+
+            sdc = guard.sdc(TorchState(model, optimizer))  # from resilience.integrations.sdc
+            ...
+                loss = sdc.run(train_step, batch)
+
+        Does nothing unless `sdc = true` in [guard]. Ranks of the same `group` are compared: they must have equal
+        parameters and optimizer state.
+        """
+        from resilience.guard.sdc.watch import Unwatched
+
+        self.start()
+        watch = self._safely(lambda runtime: runtime.sdc(state, group)) if self.settings.sdc else None
+        return Unwatched(self) if watch is None else watch
 
     def poll(self) -> Decision:
         """Return a pending stop, during an evaluation, a warm-up or data skipping.

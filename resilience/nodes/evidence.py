@@ -55,6 +55,8 @@ class Source(StrEnum):
     """NVIDIA's driver says that the hardware failed."""
     SOFT_XID = "soft_xid"
     """A fault of the GPU for which a restart of the program suffices, says NVIDIA."""
+    SDC = "sdc"
+    """The guard of a training proved that it computed a wrong value: silent data corruption."""
     SLOW = "slow"
     """It delays the others."""
     EXCLUDED = "excluded"

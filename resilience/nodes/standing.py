@@ -23,6 +23,7 @@ WEIGHTS: Mapping[Source, float] = {
     Source.CHECK: 1.0,
     Source.COMMON: 1.0,
     Source.NAMED: 0.5,
+    Source.SDC: 0.5,
     Source.SOFT_XID: 0.25,
     Source.SLOW: 0.25,
 }
@@ -42,7 +43,7 @@ MOST_OF_A_RUN = 3
 """If the failures of one run convict more nodes, it is not the nodes."""
 CAP_PERCENT = 5.0
 """Of the nodes of a partition so many may be excluded, at least one, and as many as are idle and not needed."""
-_OF_RUNS = {Source.NAMED, Source.COMMON, Source.CHECK}
+_OF_RUNS = {Source.NAMED, Source.COMMON, Source.CHECK, Source.SDC}
 """Evidence that blames a node for what may be the run's fault, or that of its storage. A check that compared several
 nodes has a run for each of them in `about` (checking.py): what only some of them have is theirs."""
 _WORDS: Mapping[Source, str] = {
@@ -50,6 +51,7 @@ _WORDS: Mapping[Source, str] = {
     Source.CHECK: "a check failed",
     Source.COMMON: "attempts fail there that make progress elsewhere",
     Source.NAMED: "a failure names it",
+    Source.SDC: "it computes wrong values",
     Source.SOFT_XID: "the driver of its GPUs says, and a restart may heal it",
     Source.SLOW: "it is slow",
 }

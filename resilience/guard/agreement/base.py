@@ -156,6 +156,10 @@ class Agreement:
         """Return the answer once all ranks have reported `key`, or one has failed or left; None before."""
         return self._reports.answer(key)
 
+    def wait_for_report(self, key: str, timeout_s: float) -> Report | None:
+        """Return the answer to `key`, waiting for it; None on timeout."""
+        return self.reported(key)
+
     def restore(self) -> None:
         """Set the gate's limits as the agreement requires."""
         self._gate.open()

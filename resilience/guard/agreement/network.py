@@ -159,6 +159,12 @@ class NetworkAgreement(Agreement):
 
     # ---- training thread --------------------------------------------------------------------------------------
 
+    def wait_for_report(self, key: str, timeout_s: float) -> Report | None:
+        """See `Agreement`."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.member.reports.answer(key) is not None, timeout_s)
+            return self.member.reports.answer(key)
+
     def on_step(self) -> Decision:
         """Return the decision after a step that reached the limit. May wait for rank 0, and raise AgreementLost."""
         self._has_stepped = True

@@ -2,11 +2,16 @@
 
 A save over ranks has several phases, and each ends when all ranks have reported it. A key is a phase and a name, such
 as `written 400.1`: reports of the same name belong together. No rank waits in a report, and no round waits for one.
+
+Two phases are those of the guard's watch for silent data corruption (guard/sdc), and come with every step or so: the
+texts of `same-STEP` are compared, and the answer has the difference; those of `found-STEP` are what ranks have found
+abnormal in that step, and the answer has the texts that are not empty, once all ranks have reported.
 """
 
 from __future__ import annotations
 
 from resilience.guard.agreement.messages import MOST_FAULTS, cut_report
+from resilience.guard.sdc.replicas import compare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +22,10 @@ if TYPE_CHECKING:
 
 MOST_ANSWERS = 1000
 """How many answers are remembered: a rank may ask again after a broken connection."""
+SAME, FOUND, OF_STEPS = "same-", "found-", " sdc"
+"""How the keys of these phases begin and end."""
+MOST_OPEN = 64
+"""Of so many comparisons that wait for a rank the oldest is given up."""
 
 
 class Report:
@@ -130,6 +139,9 @@ class ReportRegistry:
         self._open.setdefault(key, {})[rank] = message
         if message["fault"]:
             self._failed.add(key)
+        waiting = [one for one in self._open if one.startswith(SAME)]
+        if len(waiting) > MOST_OPEN:
+            self._failed.add(waiting[0])
         return []
 
     def due(self, left: Mapping[int, str]) -> list[Message]:
@@ -142,7 +154,17 @@ class ReportRegistry:
                 continue
             faults = [f"rank {rank}: {reports[rank]['fault']}" for rank in sorted(reports) if reports[rank]["fault"]]
             faults += [f"rank {rank}: left" + (f" with {left[rank]}" if left[rank] else "") for rank in gone]
-            found.append(answer(key, faults, reports[0]["text"] if 0 in reports else ""))
+            text = reports[0]["text"] if 0 in reports else ""
+            if key.endswith(OF_STEPS):
+                texts = {rank: reports[rank]["text"] for rank in sorted(reports)}
+                is_whole = len(reports) == self._world and not faults
+                difference = compare(texts) if is_whole and key.startswith(SAME) else None
+                text = "" if difference is None else difference.text()
+                if not is_whole:
+                    faults = faults or ["not every rank has reported"]
+                elif key.startswith(FOUND):
+                    faults = [f"rank {rank}: {found}" for rank, found in texts.items() if found]
+            found.append(answer(key, faults, text))
             del self._open[key]
             self._failed.discard(key)
             _keep(self._answers, key, found[-1])
@@ -162,5 +184,5 @@ def _name(key: str) -> str:
 def _keep(table: dict[str, Any], key: str, value: Any) -> None:
     """Add to a table of bounded size, unless the key is there already."""
     table.setdefault(key, value)
-    while len(table) > MOST_ANSWERS:
-        del table[next(iter(table))]
+    while len(table) > MOST_ANSWERS:  # those of steps first: a save may be in flight for thousands of them
+        del table[next((one for one in table if one.endswith(OF_STEPS)), next(iter(table)))]

@@ -1,0 +1,362 @@
+"""Runs the steps of a training such that a wrong value is found before it is applied, and the steps are replayed.
+
+    sdc = guard.sdc(state)              # for torch: resilience.integrations.sdc.TorchState(model, optimizer)
+    for batch in loader:
+        loss = sdc.run(train_step, batch)
+        decision = guard.step(loss=loss)
+
+With several ranks a step is judged by all of them: each waits, before its update, for what the others have found, over
+the guard's own connections and without a collective. So all replay together, or none does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from resilience.guard.agreement.reports import FOUND, OF_STEPS, SAME
+from resilience.guard.decision import EXIT_ERROR, Request
+from resilience.guard.sdc.bounds import Bounds
+from resilience.guard.sdc.replay import (
+    WRONG_COMPUTATIONS,
+    Finding,
+    Sighting,
+    Verdict,
+    decide,
+    describe,
+    parse_finding,
+    words_of,
+)
+from resilience.guard.sdc.replicas import Replica, parse_difference
+from resilience.guard.sdc.ring import Ring, Snapshot, capture_generators, restore_generators
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, Protocol, TypeVar
+
+    from resilience.guard.gate import Gate
+    from resilience.guard.rank_info import RankInfo
+    from resilience.guard.recorder import Recorder
+    from resilience.guard.sdc.bounds import Abnormal
+    from resilience.guard.settings import GuardSettings
+
+    Batch = TypeVar("Batch")
+    Result = TypeVar("Result")
+
+    class State(Protocol):
+        """The arrays of a training, of any framework."""
+
+        def attach(self, check: Callable[[], None]) -> None:
+            """Call `check` in each step after the backward pass and before the update, from now on. A state without
+            such a hook does nothing: the step function then calls `sdc.check()` itself."""
+
+        def largest(self) -> tuple[Sequence[str], Sequence[float]]:
+            """Return the names of all watched tensors and the largest absolute value of each, NaN if it has one."""
+
+        def capture(self, old: Any) -> Any:
+            """Return a copy of all that the training changes; `old` is a former copy, whose memory may be reused."""
+
+        def restore(self, captured: Any) -> None:
+            """Set all of it, bit by bit."""
+
+        def digest(self, *, gradients: bool) -> str:
+            """Return a digest of the bits of parameters and optimizer state, with or without gradients and buffers."""
+
+
+TRIGGER, OF_THE_TRAINING = "sdc", "sdc_repeated"
+"""Names of the requests: a fault of the hardware, and what may be the training's own."""
+WAIT_S = 30.0
+"""How long a rank waits for what the others have found, before it goes on without them."""
+MOST_UNANSWERED = 16
+"""Comparisons of replicas that rank 0 has not answered; with more, a rank does not send the next."""
+
+
+class AbnormalStep(BaseException):
+    """Leaves the step function before the update. No Exception: a training that catches those must not go on."""
+
+    def __init__(self, sighting: Sighting) -> None:
+        super().__init__(f"step {sighting.step}")
+        self.sighting = sighting
+
+
+class Found(NamedTuple):
+    """What was found, for tests and for the training: `sdc.found`.
+
+    Attributes:
+        verdict: `transient`, `unstable`, `repeated` or `replica`.
+        step: at which.
+        why: as a sentence.
+    """
+
+    verdict: str
+    step: int
+    why: str
+
+
+class SdcWatch:
+    """The silent-data-corruption part of one guard. Made by `guard.sdc(state)`.
+
+    Attributes:
+        is_on: whether steps are watched; False with `sdc = false`, and after a fault of the watch itself.
+        found: what was found up to now.
+        step: the number of the step in progress, also in a replay, where `guard.count` is ahead; 0: none.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        settings: GuardSettings,
+        gate: Gate,
+        place: RankInfo,
+        recorder: Recorder,
+        agreement: Any,
+        request: Callable[[Request], None],
+        *,
+        saved_step: Callable[[], int] = lambda: 0,
+        group: str = "",
+    ) -> None:
+        """`saved_step` returns the step of the last save. `group`: ranks with the same word must have equal parameters
+        and optimizer state."""
+        self._state, self._settings, self._gate, self._place = state, settings, gate, place
+        self._recorder, self._agreement, self._request = recorder, agreement, request
+        self._saved_step, self._group = saved_step, group
+        self.is_on = settings.sdc
+        self.found: list[Found] = []
+        self._bounds = Bounds(times=settings.sdc_times, ceiling=settings.sdc_ceiling, window=settings.sdc_window)
+        self._ring = Ring()
+        self.step = 0
+        self._is_checked = False  # in this step
+        self._checks = 0
+        self._largest = 0.0
+        self._is_stopping = False  # on every rank: what it has found decides
+        self._differ = False
+        self._transients: dict[int, int] = {}  # by rank, how often the replay was clean
+        self._clean_step = 0
+        self._equal_step = 0
+        self._compared: dict[int, int] = {}
+        self._unanswered: dict[str, int] = {}
+        if place.world > 1 and self.is_on and not getattr(agreement, "carries_reports", False):
+            self._recorder.warn("sdc: this agreement carries no reports between ranks: steps are not watched")
+            self.is_on = False
+        if self.is_on:
+            state.attach(self._before_update)
+
+    # ---- for the training -------------------------------------------------------------------------------------
+
+    def run(self, step_function: Callable[[Batch], Result], batch: Batch) -> Result:
+        """Run one step, and replay it with the step before if it is abnormal. Return what the function returns.
+
+        The function does one whole step: gradients to zero, forward, backward, update. It may be called again with the
+        same batch, so it does nothing that must happen once, such as `guard.step()`.
+        """
+        step = self._gate.count + 1
+        if not self.is_on or self._is_stopping or not self._keep(step, batch):
+            return self._run_step(step, step_function, batch)
+        try:
+            result = self._run_step(step, step_function, batch)
+        except AbnormalStep as abnormal:
+            result = self._replay(abnormal.sighting, step_function)
+        self._compare(step)
+        return result
+
+    def check(self) -> None:
+        """Check all tensors, before the update.
+
+        Called by the state's hook. A step function that clips gradients calls it before that: a clipped gradient looks
+        healthy, whatever it was. Raise AbnormalStep, which `run` catches.
+        """
+        if not (self.is_on and self.step) or self._is_stopping:
+            return
+        self._is_checked = True
+        try:
+            names, values = self._state.largest()
+            found = self._bounds.judge(names, values)
+        except Exception as error:
+            self._give_up(error)
+            return
+        findings = self._findings(found)
+        if findings:
+            raise AbnormalStep(Sighting(self.step, tuple(findings)))
+        self._bounds.accept(names, values)
+        self._largest = max(values, default=0.0)
+        self._clean_step = self.step
+
+    # ---- steps ------------------------------------------------------------------------------------------------
+
+    def _before_update(self) -> None:
+        """Check, unless the step function has."""
+        if not self._is_checked:
+            self.check()
+
+    def _keep(self, step: int, batch: Any) -> bool:
+        """Copy the state before a step. Return False if that fails: the training goes on unwatched."""
+        try:
+            state = self._state.capture(self._ring.oldest_to_reuse())
+            self._ring.add(Snapshot(step, batch, state, capture_generators()))
+        except Exception as error:
+            self._give_up(error)
+            return False
+        return True
+
+    def _run_step(self, step: int, step_function: Callable[[Batch], Result], batch: Batch) -> Result:
+        self.step, self._is_checked = step, False
+        try:
+            return step_function(batch)
+        finally:
+            self.step = 0
+
+    def _replay(self, first: Sighting, step_function: Callable[[Any], Result]) -> Result:
+        """Do the last steps again, from the copy before them."""
+        again = None
+        try:
+            result = self._redo(step_function)
+        except AbnormalStep as abnormal:
+            again = abnormal.sighting
+        self._report(decide(first, again), first)
+        if again is None:
+            return result
+        self._is_stopping = True
+        return self._redo(step_function)  # unwatched, on every rank: the training goes on until it is stopped
+
+    def _redo(self, step_function: Callable[[Any], Result]) -> Result:
+        snapshots = tuple(self._ring.snapshots)
+        self._state.restore(snapshots[0].state)
+        restore_generators(snapshots[0].generators)
+        for number, one in enumerate(snapshots):
+            if number and not self._is_stopping:  # the later copies may hold what the first computation got wrong
+                state = self._state.capture(one.state)
+                self._ring.snapshots[number] = Snapshot(one.step, one.batch, state, capture_generators())
+            result = self._run_step(one.step, step_function, one.batch)
+        return result
+
+    def _report(self, verdict: Verdict, first: Sighting) -> None:
+        """Record the verdict. Stop the training without a save if the replay was abnormal too, and with one if it was
+        clean, and this rank has been wrong before."""
+        place, findings = self._place, first.findings
+        accused = findings[0].rank
+        before = self._transients.get(accused, 0) if len(findings) == 1 else 0
+        if verdict is Verdict.TRANSIENT and len(findings) == 1:
+            self._transients[accused] = before + 1
+        replayed = len(self._ring.snapshots)
+        why = describe(verdict, first, world=place.world, replayed=replayed, before=before)
+        if verdict is Verdict.TRANSIENT and self._saved_step() == first.step - 1 > 0:
+            why += f". The checkpoint of step {first.step - 1} may hold the wrong value: do not resume from it"
+        self.found.append(Found(verdict, first.step, why))
+        if not place.is_first:
+            return
+        for one in findings:
+            self._record(verdict, first.step, one.rank, one.node, one.what, WRONG_COMPUTATIONS[verdict], len(findings))
+        self._recorder.warn(f"silent data corruption{'' if WRONG_COMPUTATIONS[verdict] else ', perhaps'}: {why}")
+        if verdict is not Verdict.TRANSIENT:
+            trigger = TRIGGER if WRONG_COMPUTATIONS[verdict] else OF_THE_TRAINING
+            self._stop(trigger, why, first.step, max(0, self._clean_step - 1))  # a check comes before the update
+        elif before:
+            self._request(Request(TRIGGER, why))
+
+    def _record(self, verdict: str, step: int, rank: int, node: str, what: str, times: int, among: int) -> None:
+        """Write the event from which the evidence about a node is made. Not `rank`, which is that of the writer."""
+        self._recorder.event(
+            "sdc", verdict=verdict, step=step, of_rank=rank, node=node, why=what, times=times, among=among
+        )
+
+    def _stop(self, trigger: str, why: str, step: int, since: int) -> None:
+        since = min(since, step)
+        self._request(Request(trigger, why, save=False, discard=True, exit_code=EXIT_ERROR, step=step, since=since))
+
+    # ---- between ranks ----------------------------------------------------------------------------------------
+
+    def _findings(self, found: Sequence[Abnormal]) -> list[Finding]:
+        """Return what the ranks have found in this step; every rank gets the same. Waits for all of them."""
+        place = self._place
+        mine = None
+        if found:
+            mine = Finding(place.rank, place.host, self._state.digest(gradients=True), words_of(found))
+        if place.world == 1:
+            return [] if mine is None else [mine]
+        self._checks += 1
+        key = f"{FOUND}{self.step}.{self._checks}{OF_STEPS}"
+        self._agreement.report(key, text="" if mine is None else mine.text())
+        answer = self._agreement.wait_for_report(key, WAIT_S)
+        if answer is None:
+            self._give_up(TimeoutError(f"the other ranks have not said within {WAIT_S:g} s what they found"))
+            return []
+        findings = [parse_finding(fault) for fault in answer.faults]
+        if None in findings:
+            self._give_up(ConnectionError("; ".join(answer.faults)))
+            return []
+        return [one for one in findings if one is not None]
+
+    def _compare(self, step: int) -> None:
+        """Every `sdc_replicas_every` steps tell rank 0 the digest of this rank's state; read what came of it later."""
+        every = self._settings.sdc_replicas_every
+        if self._place.world == 1 or not every or self._differ or self._is_stopping or not self.is_on:
+            return
+        for key, of_step in list(self._unanswered.items()):
+            answer = self._agreement.reported(key)
+            if answer is None:
+                break
+            del self._unanswered[key]
+            self._take(answer.text, of_step, is_whole=not answer.faults)
+        if step % every or len(self._unanswered) > MOST_UNANSWERED:
+            return
+        try:
+            digest = self._state.digest(gradients=False)
+        except Exception as error:
+            self._give_up(error)
+            return
+        number = self._compared[step] = self._compared.get(step, 0) + 1  # again after the training went back
+        while len(self._compared) > 1000:
+            del self._compared[next(iter(self._compared))]
+        key = f"{SAME}{step}.{number}{OF_STEPS}"
+        largest = self._largest if math.isfinite(self._largest) else math.inf
+        self._agreement.report(key, text=Replica(digest, largest, self._group, self._place.host).line())
+        self._unanswered[key] = step
+
+    def _take(self, text: str, step: int, *, is_whole: bool) -> None:
+        """Take the answer to a comparison: replicas differ, or were all equal after that step."""
+        difference = parse_difference(text)
+        if difference is None:
+            if is_whole:
+                self._equal_step = max(self._equal_step, step)
+            return
+        why = f"after step {step} {difference}; after step {self._equal_step} they were equal"
+        if not self._equal_step:
+            why = f"after step {step} {difference}"
+        self.found.append(Found("replica", step, why))
+        self._differ = True
+        if not self._place.is_first:
+            return
+        accused = difference.odd or difference.suspects
+        for rank, node in accused:
+            self._record("replica", step, rank, node, str(difference), 1, 1 if difference.odd else len(accused))
+        self._recorder.warn(f"silent data corruption: {why}")
+        self._stop(TRIGGER, why, step, self._equal_step)
+
+    def _give_up(self, error: Exception) -> None:
+        """No error of the watch ends the training."""
+        self.is_on = False
+        self._ring.snapshots.clear()
+        self._recorder.warn(f"sdc is off from here on, and the training goes on unwatched: {error!r}", key="sdc")
+
+
+class Unwatched:
+    """What `guard.sdc` returns where nothing is watched: `run` only calls the function."""
+
+    is_on = False
+    found: tuple[Found, ...] = ()
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    @property
+    def step(self) -> int:
+        """Return the number of the step in progress."""
+        return self._gate.count + 1
+
+    def run(self, step_function: Callable[[Batch], Result], batch: Batch) -> Result:
+        """Run one step."""
+        return step_function(batch)
+
+    def check(self) -> None:
+        """Check nothing."""

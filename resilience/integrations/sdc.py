@@ -1,0 +1,232 @@
+"""The arrays of a PyTorch training for the guard's watch for silent data corruption: `guard.sdc(TorchState(...))`.
+
+See docs/how-to/guard-against-silent-corruption.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+
+class Stateful(Protocol):
+    """What has a state of its own: a learning rate scheduler, a GradScaler, an average of the weights."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Set the state."""
+
+
+class Captured(NamedTuple):
+    """A copy of the state before a step, in the memory of the host.
+
+    Attributes:
+        tensors: of parameters, buffers and the optimizer, by what they are of.
+        rest: what else is in the optimizer's state of each parameter, such as a count of steps that is a number.
+        groups: the optimizer's groups without their parameters: learning rates.
+        also: the states of the other objects.
+        generators: of torch: of the CPU, and of each CUDA device in use.
+    """
+
+    tensors: dict[tuple[str, int, str], torch.Tensor]
+    rest: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
+    also: list[dict[str, Any]]
+    generators: tuple[torch.Tensor, list[torch.Tensor]]
+
+
+class TorchState:
+    """A model, its optimizer, and what else changes in a step.
+
+        sdc = guard.sdc(TorchState(model, optimizer, also=[scheduler, scaler]))
+
+    Watched are parameters, gradients, optimizer moments and floating-point buffers, such as the running variances of
+    BatchNorm: this rank's own shards. They are checked in a hook that runs before `optimizer.step()`. On a CUDA device
+    this waits once for the device.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, also: Sequence[Stateful] = ()
+    ) -> None:
+        """`also`: objects with `state_dict` and `load_state_dict` that the step function changes."""
+        self._model, self._optimizer, self._also = model, optimizer, tuple(also)
+        self._names: tuple[str, ...] = ()
+        self._zeros: dict[torch.device, torch.Tensor] = {}
+        self._parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        named = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._parameter_names = [
+            named.get(id(one), f"parameter {number}") for number, one in enumerate(self._parameters)
+        ]
+
+    # ---- the guard's protocol ---------------------------------------------------------------------------------
+
+    def attach(self, check: Callable[[], None]) -> None:
+        """See `State` in resilience/guard/sdc/watch.py."""
+        self._optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: check())
+
+    @torch.no_grad()
+    def largest(self) -> tuple[Sequence[str], Sequence[float]]:
+        """Return the names of all watched tensors and their largest absolute values."""
+        names: list[str] = []
+        tensors: list[torch.Tensor] = []
+        for name, tensor in self._watched():
+            if tensor.numel():
+                names.append(name)
+                tensors.append(tensor)
+        if tuple(names) != self._names:
+            self._names = tuple(names)
+        return self._names, _largest(tensors)
+
+    @torch.no_grad()
+    def capture(self, old: Any) -> Captured:
+        """Return a copy of the state."""
+        tensors = dict(self._state())
+        kept: dict[tuple[str, int, str], torch.Tensor] = old.tensors if isinstance(old, Captured) else {}
+        targets, sources, copies = [], [], {}
+        for key, tensor in tensors.items():
+            buffer = kept.get(key)
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                # Pinned memory, so that the copies overlap, and only one of them waits for the device.
+                pinned = tensor.device.type == "cuda"
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
+            copies[key] = buffer
+            targets.append(buffer)
+            sources.append(tensor)
+        torch._foreach_copy_(targets, sources, non_blocking=True)
+        if any(tensor.device.type != "cpu" for tensor in sources):
+            torch.cuda.synchronize()
+        state = self._optimizer.state
+        return Captured(
+            copies,
+            [copy.deepcopy({k: v for k, v in state.get(p, {}).items() if not _is_tensor(v)}) for p in self._parameters],
+            [copy.deepcopy({k: v for k, v in g.items() if k != "params"}) for g in self._optimizer.param_groups],
+            [copy.deepcopy(one.state_dict()) for one in self._also],
+            (torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []),
+        )
+
+    @torch.no_grad()
+    def restore(self, captured: Captured) -> None:
+        """Set the state, and drop all gradients."""
+        now = dict(self._state())
+        for key, saved in captured.tensors.items():
+            place, number, name = key
+            tensor = now.get(key)
+            if tensor is not None and tensor.shape == saved.shape and tensor.dtype == saved.dtype:
+                tensor.copy_(saved)
+            elif place == "optimizer":
+                parameter = self._parameters[number]
+                self._optimizer.state[parameter][name] = saved.to(parameter.device, copy=True)
+        for number, (parameter, rest) in enumerate(zip(self._parameters, captured.rest, strict=True)):
+            state = self._optimizer.state.get(parameter)
+            if state is None:
+                continue
+            for name in [one for one in state if ("optimizer", number, one) not in captured.tensors]:
+                del state[name]
+            state.update(copy.deepcopy(rest))
+            if not state:  # the optimizer makes its state in its first step
+                del self._optimizer.state[parameter]
+        for group, saved_group in zip(self._optimizer.param_groups, captured.groups, strict=True):
+            group.update(copy.deepcopy(saved_group))
+        for one, saved_state in zip(self._also, captured.also, strict=True):
+            one.load_state_dict(copy.deepcopy(saved_state))
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        torch.set_rng_state(captured.generators[0])
+        if captured.generators[1]:
+            torch.cuda.set_rng_state_all(captured.generators[1])
+
+    @torch.no_grad()
+    def digest(self, *, gradients: bool) -> str:
+        """Return a digest of parameters and optimizer state, and with `gradients` of gradients and buffers as well.
+
+        Of each tensor the sum of its bits, as integers: the order of a sum of integers does not matter, so it is
+        computed where the tensor is, and equal on every device. One flipped bit always changes it.
+        """
+        found = [tensor for (place, _, _), tensor in self._state() if gradients or place != "buffer"]
+        if gradients:
+            found += [_local(one.grad) for one in self._parameters if one.grad is not None]
+        sums = _bit_sums([tensor for tensor in found if tensor.numel()])
+        return hashlib.blake2b(repr(sums).encode(), digest_size=8).hexdigest()
+
+    # ---- tensors ----------------------------------------------------------------------------------------------
+
+    def _watched(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors with bounds. A gradient that is missing in this step counts as zero, so that the list stays
+        the same."""
+        for name, parameter in zip(self._parameter_names, self._parameters, strict=True):
+            gradient = parameter.grad
+            if gradient is None or gradient.is_sparse:
+                yield f"the gradient of {name}", self._zero(parameter.device)
+            else:
+                yield f"the gradient of {name}", _local(gradient)
+            yield f"the parameter {name}", _local(parameter.data)
+            for kind, value in self._optimizer.state.get(parameter, {}).items():
+                if kind != "step" and _is_tensor(value) and value.is_floating_point():
+                    yield f"{kind} of {name}", _local(value)
+        for name, buffer in self._model.named_buffers():
+            if buffer.is_floating_point():
+                yield f"the buffer {name}", _local(buffer)
+
+    def _zero(self, device: torch.device) -> torch.Tensor:
+        return self._zeros.setdefault(device, torch.zeros(1, device=device))
+
+    def _state(self) -> Iterator[tuple[tuple[str, int, str], torch.Tensor]]:
+        """Yield all tensors that a step changes, in an order that is the same on every rank."""
+        for name, parameter in self._model.named_parameters():
+            yield ("parameter", 0, name), _local(parameter.data)
+        for number, parameter in enumerate(self._parameters):
+            for kind, value in self._optimizer.state.get(parameter, {}).items():
+                if _is_tensor(value):
+                    yield ("optimizer", number, kind), _local(value)
+        for name, buffer in self._model.named_buffers():
+            yield ("buffer", 0, name), _local(buffer)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's shard of a DTensor, or the tensor itself."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local is not None else tensor
+
+
+def _largest(tensors: Sequence[torch.Tensor]) -> list[float]:
+    """Return the largest absolute value of each tensor, NaN if it has one; waits once for each device."""
+    found: list[torch.Tensor] = []
+    for tensor in tensors:
+        least, most = torch.aminmax(tensor.detach())  # both are NaN if there is one; one pass, no copy
+        found.append(torch.maximum(least.abs(), most.abs()).to(torch.float32))
+    return _on_host(found, torch.float32)
+
+
+def _bit_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return the sum of the bits of each tensor, as integers of its width, modulo 2^64."""
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = []
+    for tensor in tensors:
+        whole = tensor.detach().contiguous().reshape(-1)
+        if whole.is_complex():
+            whole = torch.view_as_real(whole).reshape(-1)
+        sums.append(whole.view(kinds[whole.element_size()]).sum(dtype=torch.int64))
+    return _on_host(sums, torch.int64)
+
+
+def _on_host(found: Sequence[torch.Tensor], kind: torch.dtype) -> list[Any]:
+    """Return scalars as numbers, with one copy from each device."""
+    by_device: dict[torch.device, list[int]] = {}
+    for number, one in enumerate(found):
+        by_device.setdefault(one.device, []).append(number)
+    numbers: list[Any] = [None] * len(found)
+    for mine in by_device.values():
+        values = torch.stack([found[number].to(kind) for number in mine]).tolist()
+        for number, value in zip(mine, values, strict=True):
+            numbers[number] = value
+    return numbers
