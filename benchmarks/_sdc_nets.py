@@ -205,7 +205,8 @@ def cost(samples: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for label, name, width, size in (
         ("mlp", "mlp", 0, 8), ("cnn", "cnn", 0, 8), ("transformer", "transformer", 0, 8),
-        ("transformer of 3 million parameters", "transformer", 256, 16),
+        ("larger transformer, 128 tokens", "transformer", 256, 16),
+        ("larger transformer, 2,048 tokens", "transformer", 256, 256),
     ):  # fmt: skip
         nets = {}
         for on in (True, False):
