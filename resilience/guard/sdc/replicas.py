@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST_NAMED = 8
-IMPLAUSIBLE_TIMES = 100.0
+IMPLAUSIBLE, IMPLAUSIBLE_TIMES = 1e6, 100.0
+"""No healthy parameter or moment is above the first, and so many times as large as those of an equal rank."""
 GROUP_LIMIT, NODE_LIMIT = 40, 64
 """Longest words of a line, in characters: eight ranks fit into an answer."""
 
@@ -92,8 +93,8 @@ def compare(lines: Mapping[int, str]) -> Difference | None:
     """Given the lines of ranks, return how they differ; None if every rank is equal to those of its group.
 
     The state of more than half of a group is taken as right, and the other ranks are odd. Without such a majority a
-    rank is odd whose values are implausible: not finite, or above 1 and a hundred times those of the others. Otherwise
-    nobody knows. A malformed line is left out.
+    rank is odd whose values are implausible: not finite, or above 1e6 and a hundred times those of the others.
+    Otherwise nobody knows. A malformed line is left out.
     """
     groups: dict[str, dict[int, Replica]] = defaultdict(dict)
     for rank, line in sorted(lines.items()):
@@ -121,7 +122,7 @@ def compare(lines: Mapping[int, str]) -> Difference | None:
 def _implausible(replicas: Mapping[int, Replica]) -> set[int]:
     """Return the ranks with values that no other rank of the group is near to; none if that is every rank."""
     finite = {rank: one.largest for rank, one in replicas.items() if math.isfinite(one.largest)}
-    limit = max(1.0, IMPLAUSIBLE_TIMES * min(finite.values(), default=0.0))
+    limit = max(IMPLAUSIBLE, IMPLAUSIBLE_TIMES * min(finite.values(), default=0.0))
     wrong = {rank for rank in replicas if rank not in finite or finite[rank] > limit}
     return wrong if len(wrong) < len(replicas) else set()
 

@@ -15,9 +15,10 @@ from resilience.guard.agreement.messages import (
     check_coordinator_message,
     check_member_message,
 )
-from resilience.guard.agreement.reports import MOST_ANSWERS, SentReports, answer
+from resilience.guard.agreement.reports import MOST_ANSWERS, MOST_OPEN, SentReports, answer
 from resilience.guard.decision import FAILED, Decision
 from resilience.guard.gate import Gate
+from resilience.guard.sdc.replicas import Replica, parse_difference
 from tests.guard.agreement.ranks import meeting, meeting_over_a_cable
 from tests.guard.agreement.sample_messages import goodbye, join, report
 from tests.lab.waiting import until
@@ -210,3 +211,64 @@ def test_reports_end_when_rank_0_is_gone_also_after_a_stop(monkeypatch: pytest.M
         until(lambda: second.reported(KEY) is not None)
         found = second.reported(KEY)
         assert found is not None and found.faults
+
+
+# ---- of the watch for silent data corruption -------------------------------------------------------------------------
+
+
+def line(digest: str, node: str = "n") -> str:
+    return Replica(digest, 1.0, "", node).line()
+
+
+def test_replicas_are_compared_once_all_ranks_have_reported() -> None:
+    coordinator = gathered()
+    key = "same-100.1 sdc"
+    assert not coordinator.receive(0, report(key, text=line("a")), 0.0)
+    assert not coordinator.receive(1, report(key, text=line("b", "n1")), 0.0)
+    said = coordinator.receive(2, report(key, text=line("a")), 0.0)
+    assert answers(said) == {0: [], 1: [], 2: []}
+    (text,) = {message["text"] for _, message in said}
+    difference = parse_difference(text)
+    assert difference is not None and difference.odd == ((1, "n1"),)
+
+
+def test_of_equal_replicas_the_answer_is_empty() -> None:
+    coordinator = gathered(2)
+    coordinator.receive(0, report("same-100.1 sdc", text=line("a")), 0.0)
+    said = coordinator.receive(1, report("same-100.1 sdc", text=line("a")), 0.0)
+    assert [(message["faults"], message["text"]) for _, message in said] == [([], "")] * 2
+
+
+def test_what_ranks_have_found_is_told_after_the_last_rank() -> None:
+    coordinator = gathered()
+    key = "found-7.1 sdc"
+    assert not coordinator.receive(2, report(key, text="sdc on n2 d: bad"), 0.0)
+    assert not coordinator.receive(0, report(key, text="sdc on n0 d: bad"), 0.0)
+    fault = ["rank 0: sdc on n0 d: bad", "rank 2: sdc on n2 d: bad"]
+    assert answers(coordinator.receive(1, report(key), 0.0)) == {0: fault, 1: fault, 2: fault}
+
+
+@pytest.mark.parametrize("key", ["same-100.1 sdc", "found-7.1 sdc"])
+def test_a_rank_that_leaves_is_a_fault_of_these_as_well(key: str) -> None:
+    coordinator = gathered(2)
+    coordinator.receive(0, report(key, text=line("a")), 0.0)
+    said = coordinator.receive(1, goodbye(4), 0.0)
+    assert answers(said) == {0: ["rank 1: left"]} and {message["text"] for _, message in said} == {""}
+
+
+def test_a_comparison_that_a_rank_never_joins_is_given_up() -> None:
+    coordinator = gathered(2)
+    said = []
+    for number in range(MOST_OPEN + 1):
+        said += coordinator.receive(0, report(f"same-{number}.1 sdc", text=line("a")), 0.0)
+    assert answers(said) == told("not every rank has reported", 0, 1)
+    assert {message["key"] for _, message in said} == {"same-0.1 sdc"}
+
+
+def test_answers_about_steps_do_not_push_out_those_about_saves() -> None:
+    coordinator = gathered(1)
+    coordinator.receive(0, report(KEY), 0.0)
+    for number in range(MOST_ANSWERS + 5):
+        coordinator.receive(0, report(f"found-{number}.1 sdc"), 0.0)
+    assert answers(coordinator.receive(0, report(KEY), 0.0)) == {0: []}
+    assert KEY in coordinator._reports._answers and len(coordinator._reports._answers) == MOST_ANSWERS
