@@ -117,6 +117,10 @@ _SIGNALS = {
 """SIGINT, SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV (signal(7))."""
 _CRASHES = {4, 7, 8, 9, 11}
 _VAGUE = {FailureClass.EXCEPTION, FailureClass.UNKNOWN}
+_LAUNCHER = re.compile(r"srun: (?:launch/slurm: |Force Terminated )")
+_EXITED = re.compile(r"Exited with exit code (\d+)")
+_TASK_ENDS = {FailureClass.EXCEPTION, FailureClass.KILLED, FailureClass.SEGFAULT}
+"""What srun says of a task that failed."""
 _FROM_OUTSIDE = {FailureClass.WALLTIME, FailureClass.PREEMPTED, FailureClass.NODE_FAILURE, FailureClass.CANCELLED}
 
 
@@ -181,7 +185,7 @@ class _Reading:
         exceptions: tracebacks that no rule explains and that were not survived.
         steps: indexes of lines with a step, ascending.
         first_like: for each line the index of the first line that is equal up to numbers.
-        culprit: rank and host of torchelastic's first observed failure, and its exit code.
+        culprit: rank and host of the first failure that torchelastic or srun observed, and its exit code.
     """
 
     lines: list[str]
@@ -283,6 +287,8 @@ def _read(log: str) -> _Reading:
         reading.matches += _matches(rules, lines, _ends(members[group]), finals)
     reading.matches.sort(key=lambda one: one.index)
     reading.culprit = _elastic_culprit(lines)
+    if reading.culprit == (None, "", None):
+        reading.culprit = _srun_culprit(reading)
     return reading
 
 
@@ -454,7 +460,12 @@ def _of_last_words(reading: _Reading) -> Failure | None:
     errors = []
     for index in range(begin, len(reading.lines)):
         line = reading.lines[index]
-        if index in known or reading.first_like[index] < begin or _went_on(index, split_rank(line)[0], reading):
+        if (
+            index in known
+            or _LAUNCHER.match(line)
+            or reading.first_like[index] < begin
+            or _went_on(index, split_rank(line)[0], reading)
+        ):
             continue
         if _FAILS.search(line):
             near = [rule for rule, _ in _active(_masked(line))]
@@ -534,6 +545,21 @@ def _elastic_culprit(lines: Sequence[str]) -> tuple[int | None, str, int | None]
     return None, "", None
 
 
+def _srun_culprit(reading: _Reading) -> tuple[int | None, str, int | None]:
+    """Return rank, host and exit code of the first task whose end srun reported before it ended the step: the others
+    then say that their peer is gone, or were killed by srun (--kill-on-bad-exit), which reports all ends alike."""
+    told = [one for one in reading.matches if one.host and one.rank is not None and one.rule.failure in _TASK_ENDS]
+    cancelled = (one.index for one in reading.matches if one.rule.failure is FailureClass.CANCELLED)
+    ended = next(cancelled, len(reading.lines))
+    for one in told[:1]:
+        code = _EXITED.search(reading.lines[one.index])
+        if one.index < ended and code is not None:
+            return one.rank, one.host, int(code[1])
+        if one.index < ended and one.rule.failure is FailureClass.KILLED:
+            return one.rank, one.host, -SIGKILL
+    return None, "", None
+
+
 # ---- results -----------------------------------------------------------------------------------------------------
 
 
@@ -608,6 +634,9 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
     signal = _child_signal(reading) if child is None or child >= 0 else -child
     if signal and (code is None or not 128 < code <= 192):
         code = 128 + signal
+    exited = child is not None and child > 0 and not signal
+    if exited and code in (None, 128 + SIGKILL, 128 + SIGTERM):
+        code = child  # the others were ended by the launcher
     killed = FailureClass.KILLED
     if code == 0:
         found = _plain(FailureClass.FINISHED, Confidence.GUESS, "the program ended with exit code 0")
@@ -633,7 +662,12 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
         if one.rule.role is Role.CONFIRMATION and not _is_survived(one.index, one.rank, reading)
     ]
     hint = min(hints, key=lambda one: one.rule.failure is not FailureClass.HOST_OOM, default=None)
-    if hint is not None and found.failure in (killed, FailureClass.UNKNOWN) and hint.rule.failure not in _VAGUE:
+    if (
+        hint is not None
+        and not exited
+        and found.failure in (killed, FailureClass.UNKNOWN)
+        and hint.rule.failure not in _VAGUE
+    ):
         found = replace(found, failure=hint.rule.failure, fingerprint=str(hint.rule.failure))
     has_failed = code is not None or any(one.rule.failure in _VAGUE for one in reading.matches)
     if found.failure is FailureClass.UNKNOWN and has_failed and (named := _of_last_words(reading)) is not None:

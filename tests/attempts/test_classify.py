@@ -216,3 +216,44 @@ def test_lines_of_the_batch_shell_are_no_evidence_of_an_unknown_cause() -> None:
     shell = "resil: held the queued jobs of this run: 1; nothing was cancelled\nresil: END attempt 6 of gpt: job 1_6\n"
     found = classify(Evidence(log=f"loading\nbye\n{shell}", exit_code=1))
     assert [quote.text for quote in found.quotes] == ["loading", "bye"]
+
+
+RESET = "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+TOLD_BETWEEN = (
+    "Traceback (most recent call last):\n"
+    "resil: warning: rank 0 left at step 12: ConnectionResetError(104, 'Connection reset by peer')\n"
+    '  File "/home/ada/train.py", line 140, in step\n'
+    '    raise RuntimeError("the data loader has lost its index")\n'
+    "RuntimeError: the data loader has lost its index\n"
+)
+
+
+def test_a_line_of_a_guard_within_a_traceback_of_another_rank_hides_nothing() -> None:
+    found = classify(Evidence(exit_code=1, log=TOLD_BETWEEN + RESET))
+    assert found.failure is C.EXCEPTION and "the data loader has lost its index" in found.reason
+
+
+KILLED_FIRST = (
+    "srun: error: n2: task 2: Killed\n"
+    "srun: launch/slurm: _step_signal: Terminating StepId=4.0\n"
+    "slurmstepd-n1: error: *** STEP 4.0 ON n1 CANCELLED AT 2026-11-28T16:08:42 ***\n"
+)
+
+
+def test_a_task_that_was_killed_first_is_the_cause_of_what_its_peers_say() -> None:
+    found = classify(Evidence(exit_code=137, log=STEPS + KILLED_FIRST + RESET))
+    assert (found.failure, found.rank, found.host) == (C.KILLED, 2, "n2")
+
+
+def test_a_task_that_srun_killed_itself_is_no_cause() -> None:
+    own = "srun: error: n1: task 0: Exited with exit code 1\n" + KILLED_FIRST.split("\n", 1)[1]
+    found = classify(Evidence(exit_code=137, log=STEPS + own + RESET + "srun: error: n2: tasks 2-3: Killed\n"))
+    assert (found.failure, found.rank) == (C.NETWORK, 0), "it ended first, and it too says that a peer is gone"
+
+
+def test_a_task_that_exited_first_is_the_cause_and_not_those_that_srun_killed_then() -> None:
+    ended = KILLED_FIRST.replace("task 2: Killed", "task 2: Exited with exit code 3")
+    ended += "srun: error: n2: task 3: Killed\nsrun: error: n1: tasks 0-1: Killed\n"
+    found = classify(Evidence(exit_code=137, log=STEPS + ended))
+    assert (found.failure, found.rank, found.host) == (C.UNKNOWN, 2, "n2"), found
+    assert "exit code 3" in found.reason
