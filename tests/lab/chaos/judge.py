@@ -1,0 +1,186 @@
+"""Whether a night went as promised. Pure: from the facts that a night left to the list of what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.lab.chaos.plan import Fault, Night
+
+TOLD = re.compile(
+    r"(?P<verdict>[A-Z]+(?: \([a-z]+\))?): (?P<many>\d+ incidents, first )?.*\((?P<episode>[0-9a-f]{6,})\)$"
+)
+"""The first line of a message; one about many incidents has the id of the first."""
+BROKEN = ("Traceback", "internal error", "command not found", "unbound variable", "syntax error")
+"""What no watchdog and no batch shell says."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt that launched, as `resil attempts` tells it; `failure` is its class, empty while it has not ended."""
+
+    number: int
+    failure: str
+    launched: bool = True
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a night left.
+
+    Attributes:
+        alone: loss and weights of a training that nothing happens to; `final`: those of this one, empty before its end.
+        reason: why the breaker holds the run; empty: it does not.
+        met: for each fault, by its number, the step and the attempt at each time it came.
+        resumed: for each attempt, the step at which each of its ranks began.
+        stepped: attempt, step, time and loss of each step of rank 0, in the order of the file.
+        saved: attempt and step of each committed checkpoint.
+        damaged: the steps whose checkpoint the night has damaged, with the attempt before.
+        messages: the texts of all, in order.
+        incidents: as the ledger has them.
+        undelivered: messages in the outbox.
+        said: what watchdogs and batch shells wrote.
+        left: processes, mounts and files that should be gone.
+        waited: what was waited for in vain.
+    """
+
+    night: Night
+    alone: str
+    final: str
+    reason: str
+    attempts: tuple[Attempt, ...]
+    met: Mapping[int, tuple[tuple[int, int], ...]]
+    resumed: Mapping[int, tuple[int, ...]]
+    stepped: tuple[tuple[int, int, float, str], ...]
+    saved: tuple[tuple[int, int], ...]
+    damaged: tuple[tuple[int, int], ...] = ()
+    messages: tuple[str, ...] = ()
+    incidents: tuple[Mapping[str, Any], ...] = ()
+    undelivered: tuple[str, ...] = ()
+    said: str = ""
+    left: tuple[str, ...] = ()
+    waited: str = ""
+
+
+def judge(facts: Facts) -> list[str]:
+    """Return what is wrong, as sentences; nothing if all is well."""
+    found = [f"waited in vain for {facts.waited}"] if facts.waited else []
+    parts = (_end, _faults, _reasons, _steps, _resumes, _told, _broken)
+    return (
+        found + [sentence for part in parts for sentence in part(facts)] + [f"left behind: {one}" for one in facts.left]
+    )
+
+
+def _end(facts: Facts) -> Iterator[str]:
+    lasting = facts.night.lasting
+    if lasting is None and not facts.final:
+        yield f"the run did not finish; the breaker says {facts.reason or 'nothing'}"
+    elif lasting is None and facts.reason:
+        yield f"the run has finished, and is held: {facts.reason}"
+    elif lasting is not None and facts.final:
+        yield f"the run finished in spite of {lasting}"
+    elif lasting is not None and lasting.of.holds.replace("_", " ") not in facts.reason.replace("_", " "):
+        yield f"the run is held for another reason than {lasting}: {facts.reason or 'it is not held'}"
+    if facts.final and facts.final != facts.alone:
+        yield f"the end is not that of a training left alone: {facts.final} instead of {facts.alone}"
+
+
+def _faults(facts: Facts) -> Iterator[str]:
+    for fault in facts.night.faults:
+        times = facts.met.get(fault.number, ())
+        if not times:
+            yield f"{fault} never came"
+        if any(step != fault.step for step, _ in times):
+            yield f"{fault} came at another step: {times}"
+
+
+def _faults_of(facts: Facts) -> dict[int, list[Fault]]:
+    """For each attempt the faults that came in it, or lasted in it."""
+    found: dict[int, list[Fault]] = {one.number: [] for one in facts.attempts}
+    for fault in facts.night.faults:
+        came = {attempt for _, attempt in facts.met.get(fault.number, ())}
+        for one in facts.attempts:
+            lasts = fault.of.holds and one.number - 1 in came and one.failure in fault.of.classes
+            if one.number in came or lasts:
+                came.add(one.number)
+                found[one.number].append(fault)
+    return found
+
+
+def _reasons(facts: Facts) -> Iterator[str]:
+    numbers = [one.number for one in facts.attempts]
+    if numbers != list(range(1, len(numbers) + 1)):
+        yield f"the ledger has the attempts {numbers}"
+    faults = _faults_of(facts)
+    for one in facts.attempts:
+        if not one.launched or one.failure == "finished":
+            continue
+        expected = frozenset().union(*(fault.of.classes for fault in faults[one.number]))
+        if not one.failure:
+            yield f"attempt {one.number} has no end"
+        elif not expected:
+            yield f"attempt {one.number} ended as {one.failure}, and nothing had happened to it"
+        elif one.failure not in expected:
+            yield f"attempt {one.number} ended as {one.failure}: {', '.join(map(str, faults[one.number]))}"
+
+
+def _steps(facts: Facts) -> Iterator[str]:
+    """No step is left out, none is made by two attempts at a time, and each has the loss that it had before."""
+    losses: dict[int, str] = {}
+    last: dict[int, int] = {}
+    newest = 0
+    for attempt, step, _, loss in facts.stepped:
+        begins = facts.resumed.get(attempt, (0,))[0]
+        if step != last.get(attempt, begins) + 1:
+            yield f"attempt {attempt} made step {step} after {last.get(attempt, begins)}"
+        if attempt < newest:
+            yield f"attempt {attempt} made step {step} while attempt {newest} trained"
+        if losses.setdefault(step, loss) != loss:
+            yield f"step {step} had another loss in attempt {attempt}"
+        last[attempt], newest = step, max(newest, attempt)
+
+
+def _resumes(facts: Facts) -> Iterator[str]:
+    """Each attempt begins, on all ranks, with the newest checkpoint that was committed and that nothing has damaged.
+    (The journal may lack the last one of an attempt that was killed just then.)"""
+    for attempt, ranks in sorted(facts.resumed.items()):
+        if len(set(ranks)) > 1:
+            yield f"the ranks of attempt {attempt} began at different steps: {ranks}"
+        good = {0: 0} | {step: number for number, step in facts.saved if number < attempt}
+        bad = [step for number, step in facts.damaged if good.get(step, attempt) <= number < attempt]
+        newest = max(step for step in good if step not in bad)
+        made = max((step for number, step, _, _ in facts.stepped if number < attempt), default=0)
+        if not newest <= ranks[0] <= made or ranks[0] in bad:
+            yield f"attempt {attempt} began at step {ranks[0]}, and the newest good checkpoint was that of {newest}"
+
+
+def _told(facts: Facts) -> Iterator[str]:
+    heads = [message.partition("\n")[0] for message in facts.messages]
+    told = [match for head in heads if (match := TOLD.search(head)) and not match["many"]]
+    words = Counter((match["episode"], match["verdict"]) for match in told)
+    for (episode, verdict), times in words.items():
+        if times > 1:
+            yield f"{verdict} of incident {episode} was told {times} times"
+    for one in facts.incidents:
+        texts = [message for message in facts.messages if one["episode"] in message]
+        if one["count"] and not texts:
+            yield f"incident {one['episode']} ({one['fault']}) counts as told, and no message came"
+        if one["resolved"] and texts and not any("RESOLVED" in text for text in texts):
+            yield f"the end of incident {one['episode']} ({one['fault']}) was not told"
+        if facts.final and not one["resolved"]:
+            yield f"incident {one['episode']} ({one['fault']}) is open after the end: {one['summary']}"
+    if facts.reason and not any(one["fault"] == "breaker-open" and one["count"] for one in facts.incidents):
+        yield "the run is held, and nobody was told"
+    for fault in facts.night.faults:
+        if fault.of.holds and fault.number in facts.met and not any("the breaker is open" in head for head in heads):
+            yield f"nobody was told of {fault}"
+    yield from (f"not delivered: {name}" for name in facts.undelivered)
+
+
+def _broken(facts: Facts) -> Iterator[str]:
+    for line in facts.said.splitlines():
+        if any(word in line for word in BROKEN):
+            yield f"a watchdog or a batch shell broke: {line.strip()}"

@@ -1,0 +1,421 @@
+"""One night of `make chaos` on a real cluster: it submits the run, does the faults that come from outside, plays the
+person where one is needed, and collects the facts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from resilience.checkpoints.directory import StoreDirectory
+from resilience.checkpoints.names import parse_committed
+from resilience.demo.receivers import receivers
+from resilience.system.files import read_lines
+from tests.lab.chaos import training
+from tests.lab.chaos.judge import Attempt, Facts
+from tests.lab.chaos.plan import SAVE_EVERY, Fault, Night
+from tests.lab.disks import fill, make_read_only
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.processes import Process, environ, program
+from tests.lab.slurm.training_run import TrainingRun
+
+NODES, ARRAY, KEPT = 2, 3, 6
+PATIENCE_S = 300.0
+"""For the whole of a night without news: neither a step nor an attempt."""
+
+SETTINGS = """\
+[run]
+name = "{name}"
+command = "python train.py"
+template = "srun"
+[act]
+enabled = true
+keep_queued = {kept}
+[alert]
+channels = ["slack"]
+group_s = 0
+flap_count = 0
+[channel.slack]
+webhook_file = "{webhook}"
+[checkpoints]
+path = "checkpoints"
+[watch]
+checks = ["job", "log"]
+[watch.job]
+churn_count = 0  # one attempt after the other is the point
+end_notice_s = 0
+[watch.log]
+timeout_s = 12
+on_hang = "restart_step"
+[attempt]
+beat_s = 1
+[guard]
+poll_s = 0.3
+beat_s = 1
+walltime_ask_s = 1
+walltime_margin_s = 4
+first_save_s = 2
+[submit]
+array = "{array}"
+signal_lead_s = 2
+[sbatch]
+time = "10"
+mem = "400M"
+nodes = {nodes}
+ntasks-per-node = {tasks}
+requeue = true
+"""
+# A watchdog on a login node, each look a process of its own. They are forked from one that has all modules, because on
+# two cores most of the time would go to that. Two constants are those of fast time. Ends with its standard input.
+WATCH = """\
+import importlib, os, select, sys
+from resilience.ranks import hangs
+from resilience.watch.checks._log import reading
+
+reading.CONFIRM_S, hangs.COOL_DOWN_S = 4.0, 5.0
+while not select.select([sys.stdin], [], [], {every_s})[0]:
+    theirs, ours = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(theirs)
+        sys.argv = ["resil", "watch", "--all"]
+        from resilience.cli import entry
+
+        def leave(code):
+            os.write(ours, " ".join(name for name in sys.modules if name.startswith("resilience.")).encode())
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(code)
+
+        entry._leave = leave
+        entry.main()
+    os.close(ours)
+    with open(theirs) as pipe:
+        for name in pipe.read().split():
+            importlib.import_module(name)
+    os.waitpid(child, 0)
+"""
+
+
+@dataclass
+class ChaosRun(TrainingRun):
+    """The run of a night.
+
+    Attributes:
+        night: its plan.
+        disk: the file system of its checkpoints.
+        damaged: what the night did to checkpoints: the attempt, and the step.
+    """
+
+    night: Night = field(default_factory=lambda: Night(0, (), 0))
+    disk: Path = Path("/nonexistent")
+    damaged: list[tuple[int, int]] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.cluster.run(["mkdir", str(self.project)], self.user, check=True)
+        self.cluster.run(["ln", "-s", str(self.disk), "checkpoints"], self.user, self.project, check=True)
+        webhook = self.project / "webhook"
+        tasks = training.WORLD // NODES
+        words = {"name": self.name, "webhook": webhook, "nodes": NODES, "tasks": tasks, "array": ARRAY, "kept": KEPT}
+        self.write("resil.toml", SETTINGS.format(**words))
+        self.write("webhook", self.inbox.slack_url)
+        self.cluster.run(["chmod", "600", str(webhook)], check=True)
+        self.write("train.py", Path(training.__file__).read_text())
+        faults = [vars(fault) for fault in self.night.faults]
+        self.write("plan.json", json.dumps({"faults": faults, "steps": self.night.steps, "save_every": SAVE_EVERY}))
+        self.submit()
+
+    @contextmanager
+    def looked_after(self, count: int = 2, every_s: float = 2.5) -> Iterator[None]:
+        """Look every few seconds, as from several login nodes at once."""
+        self.write("watch.py", WATCH.format(every_s=every_s))
+        argv = [str(self.cluster.python), "watch.py"]
+        dogs = []
+        for number in range(count):
+            with open(self.project / f"watch.{number}", "w") as log:
+                dogs.append(
+                    self.cluster.popen(argv, self.user, self.project, stdin=subprocess.PIPE, stdout=log, stderr=log)
+                )
+        try:
+            yield
+        finally:
+            for dog in dogs:
+                if dog.stdin is not None:
+                    dog.stdin.close()
+            for dog in dogs:
+                dog.wait(120)
+
+    def asked(self, fault: Fault) -> tuple[str, str] | None:
+        """Node and raw id of the job that asks for a fault; None while none does."""
+        path = self.project / f"asked.{fault.number}"
+        if not path.exists():
+            return None
+        node, job = path.read_text().split()
+        return node, job
+
+    def answer(self, fault: Fault, word: str = "") -> None:
+        """Let the training go on; with a word, raise an exception."""
+        part = self.project / "done.new"
+        part.write_text(word)
+        part.rename(self.project / f"done.{fault.number}")
+
+    def met(self, fault: Fault) -> tuple[tuple[int, int], ...]:
+        """Step and attempt at each time that a fault came."""
+        path = self.project / f"met.{fault.number}"
+        rows = path.read_text().splitlines() if path.exists() else []
+        return tuple((int(row.split()[0]), int(row.split()[1])) for row in rows)
+
+    def lines_of(self, name: str) -> list[str]:
+        """The whole lines of a file that the training writes."""
+        path = self.project / name
+        return path.read_text().split("\n")[:-1] if path.exists() else []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of it runs or will: what is queued is held."""
+        return all("JobHeldUser" in row for row in self.queued)
+
+    @property
+    def breaker_is_told(self) -> bool:
+        return any("the breaker is open" in text for text in list(self.inbox.texts))
+
+    @property
+    def store(self) -> StoreDirectory:
+        return StoreDirectory(self.project / "checkpoints")
+
+
+LOST = "the data loader has lost its index"
+
+
+def lose_node(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+    run.cluster.fail_node(node)
+    run.answer(fault)
+    run.cluster.start_slurmd(node)
+
+
+def lose_slurmd(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+    run.cluster.lose_slurmd(node)
+    run.answer(fault)
+    run.cluster.start_slurmd(node)
+
+
+def kill_batch_shell(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+    for pid in run.cluster.processes():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if environ(pid).get("SLURM_JOB_ID") == job and words[1:2] and words[1].endswith(b"slurm_script"):
+            os.kill(pid, 9)
+    run.answer(fault)
+
+
+def hang_controller(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+    run.cluster.stop_controller()
+    try:
+        run.answer(fault, LOST)
+        run.until(lambda: run.end(run.met(fault)[0][1]), "the end to be recorded without SLURM")
+    finally:
+        run.cluster.continue_controller()
+
+
+def end_controller(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+    run.cluster.terminate_controller()
+    try:
+        run.answer(fault, LOST)
+        run.until(lambda: run.end(run.met(fault)[0][1]), "the end to be recorded without SLURM")
+    finally:
+        run.cluster.start_controller()
+
+
+def _scontrol(*words: str) -> Callable[[ChaosRun, Fault, str, str], None]:
+    def act(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+        run.cluster.run([word.format(job=job) for word in words], run.user, check=True)
+        run.answer(fault)
+
+    return act
+
+
+def _damage(is_cut: bool) -> Callable[[ChaosRun, Fault, str, str], None]:
+    def act(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+        newest = run.store.checkpoints()[-1]
+        entry = max(newest.manifest().files, key=lambda one: one.size)
+        with open(newest.path / entry.path, "r+b") as file:
+            if is_cut:
+                file.truncate(entry.size // 2)
+            else:
+                file.seek(entry.size // 2)
+                (byte,) = file.read(1)
+                file.seek(entry.size // 2)
+                file.write(bytes([byte ^ 1]))
+        run.damaged.append((run.met(fault)[0][1], newest.step))
+        run.answer(fault, LOST)
+
+    return act
+
+
+def fill_disk(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+    ballast = fill(run.disk)
+    run.answer(fault)
+    if not fault.of.lasts:
+        person(run, ballast.unlink)
+
+
+def lock_disk(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+    make_read_only(run.disk, True)
+    run.answer(fault)
+    person(run, lambda: make_read_only(run.disk, False))
+
+
+def person(run: ChaosRun, mend: Callable[[], None]) -> None:
+    """Wait to be told that the run is held, mend the cause, and let it go on."""
+    before = len(run.inbox.texts)
+    run.until(lambda: any("the breaker is open" in text for text in run.inbox.texts[before:]), "the person to be told")
+    mend()
+    if "no job of it was held" in run.ask("breaker", "close") and not run.queued:
+        run.submit()
+
+
+ACTS: dict[str, Callable[[ChaosRun, Fault, str, str], None]] = {
+    "node": lose_node,
+    "slurmd": lose_slurmd,
+    "batch_shell": kill_batch_shell,
+    "controller_hangs": hang_controller,
+    "controller_ends": end_controller,
+    "requeue": _scontrol("scontrol", "requeue", "{job}"),
+    "cancel": _scontrol("scancel", "{job}"),
+    "walltime": _scontrol("scontrol", "update", "jobid={job}", "EndTime=now+12"),
+    "flip": _damage(is_cut=False),
+    "cut": _damage(is_cut=True),
+    "disk_full": fill_disk,
+    "disk_stays_full": fill_disk,
+    "read_only": lock_disk,
+}
+
+
+def live(cluster: Cluster, disk: Path, night: Night) -> tuple[Facts, ChaosRun]:
+    """Live through a night on a cluster that has nothing else to do, and whose nodes see that small disk."""
+    cluster.reset()
+    make_read_only(disk, False)
+    for entry in disk.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    mounts = _mounts()
+    with receivers() as inbox:
+        run = ChaosRun(cluster, f"night-{night.seed}", inbox=inbox, night=night, disk=disk)
+        waited = ""
+        run.start()
+        with run.looked_after():
+            try:
+                _go_through(run)
+            except (AssertionError, TimeoutError) as error:
+                waited = str(error).splitlines()[0].removeprefix("waited ")
+        left = _left_running(run) + [f"mount {line}" for line in _mounts() - mounts]
+        return _collect(run, waited, left), run
+
+
+def _mounts() -> set[str]:
+    """The mounts that are a night's: those of other tests come and go."""
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return {line for line in lines if any(word in line for word in ("resil-slurm-", "resil-inject", "fuse"))}
+
+
+def _go_through(run: ChaosRun) -> None:
+    """Do what the training asks for until the run has ended, or nothing happens any more."""
+    undone = [fault for fault in run.night.faults if fault.kind in ACTS]
+    seen, since = "", time.monotonic()
+    while True:
+        if run.is_finished:
+            run.until(lambda: not run.queued, "the rest of the queue to end")
+            run.until(lambda: (known := run.incidents()) is not None and all(one["resolved"] for one in known),
+                      "all incidents to be resolved")  # fmt: skip
+            return
+        run.incidents()
+        if undone and (found := run.asked(undone[0])):
+            fault = undone.pop(0)
+            ACTS[fault.kind](run, fault, *found)
+            since = time.monotonic()
+        if run.is_open and run.breaker_is_told and run.is_idle:
+            time.sleep(5)  # whether it stays so
+            if run.is_open and run.is_idle:
+                return
+        news = f"{[len(list(run.directory.glob(name))) for name in ('attempts/*', 'journal/*')]}{run.lines_of('steps.0')[-1:]}"
+        if news != seen:
+            seen, since = news, time.monotonic()
+        if time.monotonic() - since > PATIENCE_S:
+            raise AssertionError(f"an end: no step and no attempt for {PATIENCE_S:g} s; queued: {run.queued}")
+        time.sleep(0.1)
+
+
+def _left_running(run: ChaosRun) -> list[str]:
+    daemons = {process.pid for process in run.cluster._daemons.values()}
+
+    def left() -> set[int]:
+        others = run.cluster.processes() - daemons
+        return {pid for pid in others if Process.of(pid) and program(pid) != "slurmscriptd"}  # slurmctld's own
+
+    deadline = time.monotonic() + 60
+    while (found := left()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    shown = []
+    for pid in found:
+        try:
+            shown.append(f"process {pid} {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
+        except OSError:
+            continue
+    shown += [f"job {row}" for row in run.queued if "JobHeldUser" not in row]
+    shown += [f"file {path}" for path in run.project.rglob("*.tmp")]
+    return shown
+
+
+def _collect(run: ChaosRun, waited: str, left: list[str]) -> Facts:
+    told = json.loads(run.ask("attempts", "--json"))
+    resumed: dict[int, list[int]] = {}
+    for rank in range(training.WORLD):
+        for row in run.lines_of(f"begins.{rank}"):
+            attempt, step = map(int, row.split())
+            resumed.setdefault(attempt, []).append(step)
+    journals = [one for path in (run.directory / "journal").glob("*.0.jsonl") for one in read_lines(path)]
+    rows = [row.split() for row in run.lines_of("steps.0")]
+    outbox = run.project / ".resil" / ".alerts" / "outbox"
+    final = run.project / "final"
+    return Facts(
+        night=run.night,
+        alone=training.alone(run.night.steps),
+        final=final.read_text() if run.is_finished and final.exists() else "",
+        reason=told["breaker"]["reason"] if run.is_open else "",
+        attempts=tuple(
+            Attempt(
+                row["attempt"], (row["failure"] or {}).get("failure", ""), run.end(row["attempt"]).get("launched", True)
+            )
+            for row in told["attempts"]
+        ),
+        met={fault.number: run.met(fault) for fault in run.night.faults},
+        resumed={attempt: tuple(ranks) for attempt, ranks in resumed.items()},
+        stepped=tuple((int(row[0]), int(row[1]), float(row[2]), row[3]) for row in rows),
+        saved=tuple(
+            (one["attempt"], parse_committed(one["name"]) or 0) for one in journals if one["event"] == "checkpoint"
+        ),
+        damaged=tuple(run.damaged),
+        messages=tuple(run.inbox.texts),
+        incidents=tuple(run.incidents()),
+        undelivered=tuple(path.name for path in outbox.glob("*") if path.is_file()) if outbox.exists() else (),
+        said="\n".join([*(path.read_text() for path in run.project.glob("watch.[0-9]")), *_batch_lines(run)]),
+        left=tuple(left),
+        waited=waited,
+    )
+
+
+def _batch_lines(run: ChaosRun) -> list[str]:
+    """What the logs have that is not the training's own."""
+    return [line for line in run.log.splitlines() if "slurm_script" in line or line.startswith("resil: ")]
+
+
+def keep(run: ChaosRun, facts: Facts, violations: list[str], directory: Path) -> Path:
+    """Keep what is needed to understand a night that went wrong."""
+    place = directory / f"seed-{run.night.seed}"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(run.project, place, symlinks=True, ignore=lambda *_: {"checkpoints"})
+    text = [str(run.night), *violations, "", *facts.messages, "", *map(str, facts.attempts), "", run.cluster.logs(40)]
+    (place / "violations.txt").write_text("\n".join(text))
+    return place

@@ -1,0 +1,123 @@
+"""Which faults a night has, at which steps and on what. Pure: a night is a function of its seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from tests.lab.chaos.training import WORLD
+
+SAVE_EVERY = 10
+HELD_SHARE = 0.15
+"""Of the nights that end with a fault which no restart heals."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault.
+
+    Attributes:
+        says: for the table.
+        classes: what `resil attempts` may call an attempt that it ends; none: it ends no attempt.
+        holds: the class that the breaker names as it holds the run, after one attempt or several; empty: it does not.
+        lasts: no restart heals it, and no person comes.
+        first_rank: the fault is one of rank 0, or of what is outside.
+    """
+
+    says: str
+    classes: frozenset[str] = frozenset()
+    holds: str = ""
+    lasts: bool = False
+    first_rank: bool = True
+
+
+def _kind(says: str, classes: str = "", **more: bool | str) -> Kind:
+    return Kind(says, frozenset(classes.split()), **more)  # type: ignore[arg-type]
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        # What a rank does to itself. When a peer notices first, that one's sentence may be all that is in the log.
+        "exception": _kind("an exception of the program, once", "exception", first_rank=False),
+        "gpu_oom": _kind("CUDA out of memory", "gpu_oom", first_rank=False),
+        "io_error": _kind("reading data fails with EIO", "io_error", first_rank=False),
+        "nan": _kind("the loss is NaN, once", "nan_loss"),
+        "exit": _kind("a rank exits with 3 and says nothing", "unknown network", first_rank=False),
+        "kill": _kind("a rank is killed (SIGKILL)", "killed", first_rank=False),
+        "segfault": _kind("a rank ends by SIGSEGV", "segfault", first_rank=False),
+        "memory": _kind("a rank is killed in the job's cgroup", "host_oom", first_rank=False),
+        "stop": _kind("a rank is stopped (SIGSTOP)", "collective_timeout", first_rank=False),
+        "hang": _kind("a rank hangs in a library that holds the GIL", "collective_timeout", first_rank=False),
+        "slow": _kind("a rank is slow for 15 steps", first_rank=False),
+        # What is done from outside, while the training waits at that step.
+        "node": _kind("the node dies: slurmd and the job are killed", "node_failure"),
+        "slurmd": _kind("slurmd is killed, and comes back while the job runs"),
+        "batch_shell": _kind("the batch shell is killed (SIGKILL)", "killed node_failure cancelled unknown"),
+        "controller_hangs": _kind("slurmctld hangs while a job ends", "exception"),
+        "controller_ends": _kind("slurmctld ends, and is started again after the job has ended", "exception"),
+        "requeue": _kind("`scontrol requeue`, as preemption does", "stopped preempted cancelled"),
+        "cancel": _kind("`scancel` of the job", "cancelled stopped"),
+        "walltime": _kind("the time limit", "stopped walltime"),
+        "flip": _kind("a bit of the newest checkpoint flips, then an exception", "exception"),
+        "cut": _kind("the newest checkpoint is cut in half, then an exception", "exception"),
+        "disk_full": _kind("the disk is full until a person frees it", "disk_full", holds="disk_full"),
+        "read_only": _kind("the disk is read-only until a person mends it", "read_only", holds="read_only"),
+        # What no restart heals.
+        "bug": _kind("an exception at the same step each time", "exception", holds="exception", lasts=True),
+        "disk_stays_full": _kind("the disk stays full", "disk_full", holds="disk_full", lasts=True),
+    }
+)  # fmt: skip
+HEALED = tuple(name for name, kind in KINDS.items() if not kind.lasts)
+LASTING = tuple(name for name, kind in KINDS.items() if kind.lasts)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: its number in the night, its kind, and the step and rank that meet it."""
+
+    number: int
+    kind: str
+    step: int
+    rank: int
+
+    @property
+    def of(self) -> Kind:
+        return KINDS[self.kind]
+
+    def __str__(self) -> str:
+        return f"{self.kind} at {self.step}" + ("" if self.of.first_rank else f" on rank {self.rank}")
+
+
+@dataclass(frozen=True)
+class Night:
+    """All of a night: what its seed says, and nothing else."""
+
+    seed: int
+    faults: tuple[Fault, ...]
+    steps: int
+
+    @property
+    def lasting(self) -> Fault | None:
+        """The fault that no restart heals."""
+        return next((fault for fault in self.faults if fault.of.lasts), None)
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: {', '.join(map(str, self.faults))}; {self.steps} steps"
+
+
+def plan(seed: int, kinds: tuple[str, ...] = tuple(KINDS)) -> Night:
+    """Draw a night. Two faults are further apart than two saves: each attempt but the last makes progress, so that
+    whatever holds the run is a fault that must."""
+    dice = random.Random(seed)
+    lasts = dice.random() < HELD_SHARE
+    names = dice.choices([name for name in HEALED if name in kinds], k=dice.randint(1 if lasts else 2, 5))
+    if lasts:
+        names[-1:] = [dice.choice([name for name in LASTING if name in kinds])]
+    faults, step = [], 0
+    for number, name in enumerate(names):
+        step += dice.randint(SAVE_EVERY + 1, 2 * SAVE_EVERY)
+        rank = dice.randrange(WORLD)
+        faults.append(Fault(number, name, step, 0 if KINDS[name].first_rank else rank))
+    return Night(seed, tuple(faults), step + dice.randint(SAVE_EVERY + 1, 2 * SAVE_EVERY))
