@@ -51,7 +51,7 @@ checks = ["job", "log"]
 churn_count = 0  # one attempt after the other is the point
 end_notice_s = 0
 [watch.log]
-timeout_s = 12
+timeout_s = 15
 on_hang = "restart_step"
 [attempt]
 beat_s = 1
@@ -300,7 +300,7 @@ def live(cluster: Cluster, disk: Path, night: Night) -> tuple[Facts, ChaosRun]:
     make_read_only(disk, False)
     for entry in disk.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    mounts = _mounts()
+    mounts = _mounts(cluster)
     with receivers() as inbox:
         run = ChaosRun(cluster, f"night-{night.seed}", inbox=inbox, night=night, disk=disk)
         waited = ""
@@ -310,14 +310,13 @@ def live(cluster: Cluster, disk: Path, night: Night) -> tuple[Facts, ChaosRun]:
                 _go_through(run)
             except (AssertionError, TimeoutError) as error:
                 waited = str(error).splitlines()[0].removeprefix("waited ")
-        left = _left_running(run) + [f"mount {line}" for line in _mounts() - mounts]
+        left = _left_running(run) + [f"mount {line}" for line in _mounts(cluster) - mounts]
         return _collect(run, waited, left), run
 
 
-def _mounts() -> set[str]:
-    """The mounts that are a night's: those of other tests come and go."""
-    lines = Path("/proc/self/mounts").read_text().splitlines()
-    return {line for line in lines if any(word in line for word in ("resil-slurm-", "resil-inject", "fuse"))}
+def _mounts(cluster: Cluster) -> set[str]:
+    """The mounts below the cluster's directory."""
+    return {line for line in Path("/proc/self/mounts").read_text().splitlines() if str(cluster.root) in line}
 
 
 def _go_through(run: ChaosRun) -> None:
@@ -339,7 +338,8 @@ def _go_through(run: ChaosRun) -> None:
             time.sleep(5)  # whether it stays so
             if run.is_open and run.is_idle:
                 return
-        news = f"{[len(list(run.directory.glob(name))) for name in ('attempts/*', 'journal/*')]}{run.lines_of('steps.0')[-1:]}"
+        files = [len([*run.directory.glob(name)]) for name in ("attempts/*", "journal/*")]
+        news = f"{files} {run.lines_of('steps.0')[-1:]}"
         if news != seen:
             seen, since = news, time.monotonic()
         if time.monotonic() - since > PATIENCE_S:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from tests.lab.chaos.night import ACTS
 from tests.lab.chaos.plan import HEALED, KINDS, LASTING, SAVE_EVERY, plan
@@ -24,7 +25,7 @@ def test_each_kind_of_fault_occurs() -> None:
 def test_two_faults_are_further_apart_than_two_saves() -> None:
     for night in NIGHTS:
         steps = [0, *(fault.step for fault in night.faults), night.steps]
-        assert min(after - before for before, after in zip(steps, steps[1:], strict=False)) > SAVE_EVERY, night
+        assert min(after - before for before, after in pairwise(steps)) > SAVE_EVERY, night
 
 
 def test_what_no_restart_heals_comes_last_and_only_in_some_nights() -> None:

@@ -26,7 +26,7 @@ WAIT_S = 120.0
 
 
 def gradient(weights: list[float], rank: int, step: int) -> list[float]:
-    """Of the squared error on this rank's example of this step, and the error: the examples depend on the step alone."""
+    """Of the squared error on this rank's example of this step, and that error."""
     source = random.Random(f"{rank}/{step}")
     inputs = [source.uniform(-1, 1) for _ in weights]
     error = sum(w * x for w, x in zip(weights, inputs, strict=True)) - sum(inputs[::2])
@@ -35,7 +35,8 @@ def gradient(weights: list[float], rank: int, step: int) -> list[float]:
 
 def descend(weights: list[float], gradients: list[list[float]]) -> float:
     """One step of SGD with the mean of the ranks' gradients; return the mean loss."""
-    *mean, loss = [sum(column) / len(gradients) for column in zip(*gradients, strict=True)]
+    mean = [sum(column) / len(gradients) for column in zip(*gradients, strict=True)]
+    loss: float = mean.pop()
     weights[:] = [w - 0.1 * g for w, g in zip(weights, mean, strict=True)]
     return loss
 
@@ -65,9 +66,9 @@ class Ring:
                 server.settimeout(WAIT_S)
                 server.bind(f"{name}.new")
                 server.listen()
-                os.rename(f"{name}.new", name)
+                Path(f"{name}.new").rename(name)
                 found = [server.accept()[0] for _ in range(WORLD - 1)]
-            os.unlink(name)
+            Path(name).unlink()
             self._peers = [peer for _, peer in sorted((peer.recv(1)[0], peer) for peer in found)]
             return
         while True:
@@ -117,7 +118,10 @@ class Faults:
                 with open(met, "a") as file:
                     file.write(f"{step} {os.environ['RESIL_ATTEMPT']} {time.time()}\n")
                 act = getattr(self, fault["kind"], None)
-                loss = self.ask(fault) if act is None else act(step)
+                if act is None:
+                    self.ask(fault)
+                else:
+                    loss = act(step)
         if step <= self._slow_until:
             time.sleep(0.15)
         return loss
