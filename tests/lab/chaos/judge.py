@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,10 +9,6 @@ from typing import Any
 
 from tests.lab.chaos.plan import Fault, Night
 
-TOLD = re.compile(
-    r"(?P<verdict>[A-Z]+(?: \([a-z]+\))?): (?P<many>\d+ incidents, first )?.*\((?P<episode>[0-9a-f]{6,})\)$"
-)
-"""The first line of a message; one about many incidents has the id of the first."""
 BROKEN = ("Traceback", "internal error", "command not found", "unbound variable", "syntax error")
 """What no watchdog and no batch shell says."""
 
@@ -39,7 +34,7 @@ class Facts:
         stepped: attempt, step, time and loss of each step of rank 0, in the order of the file.
         saved: attempt and step of each committed checkpoint.
         damaged: the steps whose checkpoint the night has damaged, with the attempt before.
-        messages: the texts of all, in order.
+        messages: what the channel has sent, in order.
         incidents: as the ledger has them.
         undelivered: messages in the outbox.
         said: what watchdogs and batch shells wrote.
@@ -57,7 +52,7 @@ class Facts:
     stepped: tuple[tuple[int, int, float, str], ...]
     saved: tuple[tuple[int, int], ...]
     damaged: tuple[tuple[int, int], ...] = ()
-    messages: tuple[str, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
     incidents: tuple[Mapping[str, Any], ...] = ()
     undelivered: tuple[str, ...] = ()
     said: str = ""
@@ -158,26 +153,33 @@ def _resumes(facts: Facts) -> Iterator[str]:
 
 
 def _told(facts: Facts) -> Iterator[str]:
-    heads = [message.partition("\n")[0] for message in facts.messages]
-    told = [match for head in heads if (match := TOLD.search(head)) and not match["many"]]
-    words = Counter((match["episode"], match["verdict"]) for match in told)
-    for (episode, verdict), times in words.items():
+    """Each verdict of each incident is told once, and so is its end."""
+    notices = [notice for message in facts.messages for notice in message["notices"]]
+    words = Counter((notice["episode"], notice["fault"], _word(notice)) for notice in notices)
+    for (episode, fault, word), times in words.items():
         if times > 1:
-            yield f"{verdict} of incident {episode} was told {times} times"
+            yield f"{word} of incident {episode} ({fault}) was told {times} times"
+    for message in facts.messages:
+        if not message["notices"]:
+            yield f"a message about nothing of this night: {message['headline']}"
     for one in facts.incidents:
-        texts = [message for message in facts.messages if one["episode"] in message]
-        if one["count"] and not texts:
+        told = {_word(notice) for notice in notices if notice["episode"] == one["episode"]}
+        if one["count"] and not told:
             yield f"incident {one['episode']} ({one['fault']}) counts as told, and no message came"
-        if one["resolved"] and texts and not any("RESOLVED" in text for text in texts):
+        if one["resolved"] and told and "RESOLVED" not in told:
             yield f"the end of incident {one['episode']} ({one['fault']}) was not told"
         if facts.final and not one["resolved"]:
             yield f"incident {one['episode']} ({one['fault']}) is open after the end: {one['summary']}"
     if facts.reason and not any(one["fault"] == "breaker-open" and one["count"] for one in facts.incidents):
         yield "the run is held, and nobody was told"
     for fault in facts.night.faults:
-        if fault.of.holds and fault.number in facts.met and not any("the breaker is open" in head for head in heads):
+        if fault.of.holds and fault.number in facts.met and not any(one["fault"] == "breaker-open" for one in notices):
             yield f"nobody was told of {fault}"
     yield from (f"not delivered: {name}" for name in facts.undelivered)
+
+
+def _word(notice: Mapping[str, Any]) -> str:
+    return "RESOLVED" if notice["reason"] == "RESOLVED" else str(notice["verdict"])
 
 
 def _broken(facts: Facts) -> Iterator[str]:

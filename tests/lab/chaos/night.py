@@ -7,15 +7,17 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from resilience.checkpoints.directory import StoreDirectory
 from resilience.checkpoints.names import parse_committed
-from resilience.demo.receivers import receivers
 from resilience.system.files import read_lines
 from tests.lab.chaos import training
 from tests.lab.chaos.judge import Attempt, Facts
@@ -38,11 +40,11 @@ template = "srun"
 enabled = true
 keep_queued = {kept}
 [alert]
-channels = ["slack"]
+channels = ["webhook"]
 group_s = 0
 flap_count = 0
-[channel.slack]
-webhook_file = "{webhook}"
+[channel.webhook]
+url = "{url}"
 [checkpoints]
 path = "checkpoints"
 [watch]
@@ -101,6 +103,30 @@ while not select.select([sys.stdin], [], [], {every_s})[0]:
 """
 
 
+@contextmanager
+def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server on loopback that keeps what the channel `webhook` sends; yield its address and the messages."""
+    messages: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", messages
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @dataclass
 class ChaosRun(TrainingRun):
     """The run of a night.
@@ -108,22 +134,22 @@ class ChaosRun(TrainingRun):
     Attributes:
         night: its plan.
         disk: the file system of its checkpoints.
+        url: of the webhook; `messages`: what it has received.
         damaged: what the night did to checkpoints: the attempt, and the step.
     """
 
     night: Night = field(default_factory=lambda: Night(0, (), 0))
     disk: Path = Path("/nonexistent")
+    url: str = ""
+    messages: list[dict[str, Any]] = field(default_factory=list)
     damaged: list[tuple[int, int]] = field(default_factory=list)
 
     def start(self) -> None:
         self.cluster.run(["mkdir", str(self.project)], self.user, check=True)
         self.cluster.run(["ln", "-s", str(self.disk), "checkpoints"], self.user, self.project, check=True)
-        webhook = self.project / "webhook"
         tasks = training.WORLD // NODES
-        words = {"name": self.name, "webhook": webhook, "nodes": NODES, "tasks": tasks, "array": ARRAY, "kept": KEPT}
+        words = {"name": self.name, "url": self.url, "nodes": NODES, "tasks": tasks, "array": ARRAY, "kept": KEPT}
         self.write("resil.toml", SETTINGS.format(**words))
-        self.write("webhook", self.inbox.slack_url)
-        self.cluster.run(["chmod", "600", str(webhook)], check=True)
         self.write("train.py", Path(training.__file__).read_text())
         faults = [vars(fault) for fault in self.night.faults]
         self.write("plan.json", json.dumps({"faults": faults, "steps": self.night.steps, "save_every": SAVE_EVERY}))
@@ -163,6 +189,11 @@ class ChaosRun(TrainingRun):
         part.write_text(word)
         part.rename(self.project / f"done.{fault.number}")
 
+    def is_told(self, of: str, *, after: int = 0) -> bool:
+        """Whether a message after the first ones tells of a fault of a watchdog."""
+        notices = [notice for message in self.messages[after:] for notice in message["notices"]]
+        return any(notice["fault"] == of and notice["reason"] != "RESOLVED" for notice in notices)
+
     def met(self, fault: Fault) -> tuple[tuple[int, int], ...]:
         """Step and attempt at each time that a fault came."""
         path = self.project / f"met.{fault.number}"
@@ -178,10 +209,6 @@ class ChaosRun(TrainingRun):
     def is_idle(self) -> bool:
         """Whether nothing of it runs or will: what is queued is held."""
         return all("JobHeldUser" in row for row in self.queued)
-
-    @property
-    def breaker_is_told(self) -> bool:
-        return any("the breaker is open" in text for text in list(self.inbox.texts))
 
     @property
     def store(self) -> StoreDirectory:
@@ -270,8 +297,8 @@ def lock_disk(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
 
 def person(run: ChaosRun, mend: Callable[[], None]) -> None:
     """Wait to be told that the run is held, mend the cause, and let it go on."""
-    before = len(run.inbox.texts)
-    run.until(lambda: any("the breaker is open" in text for text in run.inbox.texts[before:]), "the person to be told")
+    before = len(run.messages)
+    run.until(lambda: run.is_told("breaker-open", after=before), "the person to be told")
     mend()
     if "no job of it was held" in run.ask("breaker", "close") and not run.queued:
         run.submit()
@@ -301,8 +328,8 @@ def live(cluster: Cluster, disk: Path, night: Night) -> tuple[Facts, ChaosRun]:
     for entry in disk.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     mounts = _mounts(cluster)
-    with receivers() as inbox:
-        run = ChaosRun(cluster, f"night-{night.seed}", inbox=inbox, night=night, disk=disk)
+    with webhook() as (url, messages):
+        run = ChaosRun(cluster, f"night-{night.seed}", night=night, disk=disk, url=url, messages=messages)
         waited = ""
         run.start()
         with run.looked_after():
@@ -334,7 +361,7 @@ def _go_through(run: ChaosRun) -> None:
             fault = undone.pop(0)
             ACTS[fault.kind](run, fault, *found)
             since = time.monotonic()
-        if run.is_open and run.breaker_is_told and run.is_idle:
+        if run.is_open and run.is_told("breaker-open") and run.is_idle:
             time.sleep(5)  # whether it stays so
             if run.is_open and run.is_idle:
                 return
@@ -397,7 +424,7 @@ def _collect(run: ChaosRun, waited: str, left: list[str]) -> Facts:
             (one["attempt"], parse_committed(one["name"]) or 0) for one in journals if one["event"] == "checkpoint"
         ),
         damaged=tuple(run.damaged),
-        messages=tuple(run.inbox.texts),
+        messages=tuple(run.messages),
         incidents=tuple(run.incidents()),
         undelivered=tuple(path.name for path in outbox.glob("*") if path.is_file()) if outbox.exists() else (),
         said="\n".join([*(path.read_text() for path in run.project.glob("watch.[0-9]")), *_batch_lines(run)]),
@@ -411,11 +438,24 @@ def _batch_lines(run: ChaosRun) -> list[str]:
     return [line for line in run.log.splitlines() if "slurm_script" in line or line.startswith("resil: ")]
 
 
+def _told(message: Mapping[str, Any]) -> str:
+    return f"{message['headline']} {[(one['episode'], one['fault'], one['reason']) for one in message['notices']]}"
+
+
 def keep(run: ChaosRun, facts: Facts, violations: list[str], directory: Path) -> Path:
     """Keep what is needed to understand a night that went wrong."""
     place = directory / f"seed-{run.night.seed}"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(run.project, place, symlinks=True, ignore=lambda *_: {"checkpoints"})
-    text = [str(run.night), *violations, "", *facts.messages, "", *map(str, facts.attempts), "", run.cluster.logs(40)]
+    text = [
+        str(run.night),
+        *violations,
+        "",
+        *map(_told, facts.messages),
+        "",
+        *map(str, facts.attempts),
+        "",
+        run.cluster.logs(40),
+    ]
     (place / "violations.txt").write_text("\n".join(text))
     return place

@@ -51,8 +51,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "stop": _kind("a rank is stopped (SIGSTOP)", "collective_timeout", first_rank=False),
         "hang": _kind("a rank hangs in a library that holds the GIL", "collective_timeout", first_rank=False),
         "slow": _kind("a rank is slow for 15 steps", first_rank=False),
+        # Without accounting, SLURM tells of a lost node only until the job has been started again.
         # What is done from outside, while the training waits at that step.
-        "node": _kind("the node dies: slurmd and the job are killed", "node_failure"),
+        "node": _kind("the node dies: slurmd and the job are killed", "node_failure unknown"),
         "slurmd": _kind("slurmd is killed, and comes back while the job runs"),
         "batch_shell": _kind("the batch shell is killed (SIGKILL)", "killed node_failure cancelled unknown"),
         "controller_hangs": _kind("slurmctld hangs while a job ends", "exception"),

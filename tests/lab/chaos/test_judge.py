@@ -13,8 +13,9 @@ from tests.lab.chaos.plan import Fault, Night
 KILL, FULL = Fault(0, "kill", 13, 2), Fault(1, "disk_full", 26, 0)
 STAYS_FULL = replace(FULL, kind="disk_stays_full")
 INCIDENT = {"episode": "abcdef01", "fault": "breaker-open", "count": 2, "resolved": 99.0, "summary": "it is open"}
-TOLD = "\N{LARGE RED CIRCLE} CRITICAL: n: the breaker is open, opened just now: the disk is full (abcdef01)\nmore"
-RESOLVED = "\N{LARGE GREEN CIRCLE} RESOLVED: n: resolved after 3 s; was CRITICAL: it is open (abcdef01)\nmore"
+OF_IT = {"episode": "abcdef01", "fault": "breaker-open"}
+TOLD = {"headline": "it is open", "notices": [OF_IT | {"reason": "FIRST", "verdict": "CRITICAL"}]}
+RESOLVED = {"headline": "it is closed", "notices": [OF_IT | {"reason": "RESOLVED", "verdict": "OK"}]}
 PER_ATTEMPT = {1: (1, 12), 2: (11, 30), 3: (21, 30), 4: (21, 45)}
 STEPPED = tuple(
     (attempt, step, 100.0 * attempt + step, f"loss {step}")
@@ -70,13 +71,14 @@ WRONG: dict[str, tuple[Facts, dict[str, Any], str]] = {
     "ranks apart": (WELL, {"resumed": {**WELL.resumed, 2: (10, 10, 0, 10)}}, "the ranks of attempt 2 began at"),
     "a checkpoint lost": (WELL, {"saved": (*WELL.saved, (3, 30))}, "attempt 4 began at step 20, and the newest good"),
     "a damaged one used": (WELL, {"damaged": ((3, 20),)}, "attempt 4 began at step 20, and the newest good"),
-    "told twice": (WELL, {"messages": (TOLD, TOLD, RESOLVED)}, "CRITICAL of incident abcdef01 was told 2 times"),
-    "its end told twice": (WELL, {"messages": (TOLD, RESOLVED, RESOLVED)}, "RESOLVED of incident abcdef01 was told 2"),
+    "told twice": (WELL, {"messages": (TOLD, TOLD, RESOLVED)}, "CRITICAL of incident abcdef01 (breaker-open) was told 2 times"),
+    "its end told twice": (WELL, {"messages": (TOLD, RESOLVED, RESOLVED)}, "RESOLVED of incident abcdef01 (breaker-open) was told 2"),
     "its end not told": (WELL, {"messages": (TOLD,)}, "the end of incident abcdef01 (breaker-open) was not told"),
     "a lost message": (WELL, {"messages": ()}, "incident abcdef01 (breaker-open) counts as told, and no message came"),
     "open after the end": (WELL, {"incidents": OPEN}, "incident abcdef01 (breaker-open) is open after the end"),
     "held in silence": (HELD, {"messages": (), "incidents": ()}, "the run is held, and nobody was told"),
     "a hold untold": (WELL, {"messages": (), "incidents": ()}, "nobody was told of disk_full at 26"),
+    "about nothing": (WELL, {"messages": (*WELL.messages, {"headline": "dead", "notices": []})}, "a message about"),
     "undelivered": (WELL, {"undelivered": ("a.slack",)}, "not delivered: a.slack"),
     "a traceback": (WELL, {"said": "x\nTraceback (most recent call last):\n"}, "a watchdog or a batch shell broke"),
     "a process": (WELL, {"left": ("process 17 sleep",)}, "left behind: process 17 sleep"),
