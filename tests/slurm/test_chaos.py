@@ -70,7 +70,7 @@ class Campaign:
                 except queue.Empty:
                     return
                 began = time.monotonic()
-                facts, run = live(cluster, disk, night)
+                facts, run = live(cluster, disk, night, self._over)
                 self.wrong[night.seed] = wrong = judge(facts)
                 self.rows[night.seed] = row_of(facts, wrong, time.monotonic() - began)
                 place = f" {keep(run, facts, wrong, TABLE.parent)}" if wrong else ""

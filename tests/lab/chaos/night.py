@@ -28,8 +28,8 @@ from tests.lab.slurm.processes import Process, environ, program
 from tests.lab.slurm.training_run import TrainingRun
 
 NODES, ARRAY, KEPT = 2, 3, 6
-PATIENCE_S = 300.0
-"""For the whole of a night without news: neither a step nor an attempt."""
+PATIENCE_S = 240.0
+"""Without a step and an attempt, and for whatever is waited for."""
 
 SETTINGS = """\
 [run]
@@ -127,6 +127,10 @@ def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             thread.join()
 
 
+class Waited(Exception):
+    """Something was waited for in vain."""
+
+
 @dataclass
 class ChaosRun(TrainingRun):
     """The run of a night.
@@ -135,6 +139,7 @@ class ChaosRun(TrainingRun):
         night: its plan.
         disk: the file system of its checkpoints.
         url: of the webhook; `messages`: what it has received.
+        given_up: set when the campaign ends before the night.
         damaged: what the night did to checkpoints: the attempt, and the step.
     """
 
@@ -142,6 +147,7 @@ class ChaosRun(TrainingRun):
     disk: Path = Path("/nonexistent")
     url: str = ""
     messages: list[dict[str, Any]] = field(default_factory=list)
+    given_up: threading.Event = field(default_factory=threading.Event)
     damaged: list[tuple[int, int]] = field(default_factory=list)
 
     def start(self) -> None:
@@ -188,6 +194,14 @@ class ChaosRun(TrainingRun):
         part = self.project / "done.new"
         part.write_text(word)
         part.rename(self.project / f"done.{fault.number}")
+
+    def until(self, true: Callable[[], object], what: str) -> None:
+        """Wait until something is true. Raise Waited if it never is, or the night is given up."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not true():
+            if self.given_up.is_set() or time.monotonic() > deadline:
+                raise Waited(what)
+            time.sleep(0.1)
 
     def is_told(self, of: str, *, after: int = 0) -> bool:
         """Whether a message after the first ones tells of a fault of a watchdog."""
@@ -321,7 +335,7 @@ ACTS: dict[str, Callable[[ChaosRun, Fault, str, str], None]] = {
 }
 
 
-def live(cluster: Cluster, disk: Path, night: Night) -> tuple[Facts, ChaosRun]:
+def live(cluster: Cluster, disk: Path, night: Night, given_up: threading.Event) -> tuple[Facts, ChaosRun]:
     """Live through a night on a cluster that has nothing else to do, and whose nodes see that small disk."""
     cluster.reset()
     make_read_only(disk, False)
@@ -330,13 +344,14 @@ def live(cluster: Cluster, disk: Path, night: Night) -> tuple[Facts, ChaosRun]:
     mounts = _mounts(cluster)
     with webhook() as (url, messages):
         run = ChaosRun(cluster, f"night-{night.seed}", night=night, disk=disk, url=url, messages=messages)
+        run.given_up = given_up
         waited = ""
         run.start()
         with run.looked_after():
             try:
                 _go_through(run)
-            except (AssertionError, TimeoutError) as error:
-                waited = str(error).splitlines()[0].removeprefix("waited ")
+            except (Waited, TimeoutError) as error:
+                waited = str(error)
         left = _left_running(run) + [f"mount {line}" for line in _mounts(cluster) - mounts]
         return _collect(run, waited, left), run
 
@@ -369,8 +384,8 @@ def _go_through(run: ChaosRun) -> None:
         news = f"{files} {run.lines_of('steps.0')[-1:]}"
         if news != seen:
             seen, since = news, time.monotonic()
-        if time.monotonic() - since > PATIENCE_S:
-            raise AssertionError(f"an end: no step and no attempt for {PATIENCE_S:g} s; queued: {run.queued}")
+        if run.given_up.is_set() or time.monotonic() - since > PATIENCE_S:
+            raise Waited(f"a step or an attempt; queued: {run.queued}")
         time.sleep(0.1)
 
 
@@ -382,7 +397,7 @@ def _left_running(run: ChaosRun) -> list[str]:
         return {pid for pid in others if Process.of(pid) and program(pid) != "slurmscriptd"}  # slurmctld's own
 
     deadline = time.monotonic() + 60
-    while (found := left()) and time.monotonic() < deadline:
+    while (found := left()) and time.monotonic() < deadline and not run.given_up.is_set():
         time.sleep(0.2)
     shown = []
     for pid in found:

@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 
 WORLD, WIDTH, PACE_S = 4, 8, 0.05
 PADDING_BYTES = 2**16
+LATE = frozenset({"batch_shell", "cancel", "requeue", "walltime"})
+"""Faults that end the attempt some steps later: it makes these slowly, so as not to come to the next fault."""
 WAIT_S = 120.0
 """For ranks that start late on a busy machine."""
 
@@ -107,7 +109,7 @@ class Faults:
 
     def __init__(self, rank: int, plan: dict[str, Any]) -> None:
         self.faults = [fault for fault in plan["faults"] if fault["rank"] == rank]
-        self._slow_until = 0
+        self._slow_until, self._slow_s = 0, 0.0
 
     def meet(self, step: int) -> float | None:
         """Do what the plan has for this step; return a loss instead of the true one, if that is the fault."""
@@ -120,10 +122,11 @@ class Faults:
                 act = getattr(self, fault["kind"], None)
                 if act is None:
                     self.ask(fault)
+                    self._slow_until, self._slow_s = step + 10, 1.0 if fault["kind"] in LATE else 0.0
                 else:
                     loss = act(step)
         if step <= self._slow_until:
-            time.sleep(0.15)
+            time.sleep(self._slow_s)
         return loss
 
     def ask(self, fault: dict[str, Any]) -> None:
@@ -169,7 +172,7 @@ class Faults:
             ctypes.PyDLL(None).pause()
 
     def slow(self, step: int) -> None:
-        self._slow_until = step + 15
+        self._slow_until, self._slow_s = step + 15, 0.15
 
     def memory(self, step: int) -> None:
         [b"x" * 2**26 for _ in range(32)]
