@@ -3,7 +3,7 @@
 #   make test    lint, types, layers and every test; real SLURM and its accounting where they can be installed; the tests
 #                of `make quick` on each other Python from 3.11 to 3.14
 #   make quick   lint, types, layers and the tests without SLURM, frameworks and long waits: a minute
-.PHONY: demo test packages environment compiled frameworks trackers browser quick lint size bench soak night releases coverage docs docs-site \
+.PHONY: demo test packages environment compiled frameworks trackers browser quick lint size bench soak night chaos releases coverage docs docs-site \
 	docs-serve dist lock clean
 
 # Tests start Python a thousand times: compiled once, it starts in half the time.
@@ -85,6 +85,16 @@ night:
 	@scripts/environment dev
 	@scripts/system-packages
 	RESIL_SOAK=1 RESIL_NIGHT_SVG=build/night.svg $(BIN)/python -m pytest -q -s tests/slurm/test_night.py
+
+# 200 nights of random faults, each a function of its seed, on four SLURMs at a time: an hour on 2 cores. The table goes to
+# build/chaos/chaos.md, and what a night that went wrong left beside it.
+#   RESIL_CHAOS_SEED=17 make chaos      one night again
+#   RESIL_CHAOS_NIGHTS=20 make chaos    fewer
+chaos:
+	@scripts/environment dev
+	@scripts/system-packages
+	RESIL_SOAK=1 RESIL_CHAOS_NIGHTS=$${RESIL_CHAOS_NIGHTS:-200} RESIL_CHAOS_TABLE=build/chaos/chaos.md \
+		$(BIN)/python -m pytest -q -s tests/slurm/test_chaos.py
 
 bench:
 	@scripts/environment dev

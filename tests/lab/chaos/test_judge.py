@@ -72,7 +72,7 @@ WRONG: dict[str, tuple[Facts, dict[str, Any], str]] = {
     "a checkpoint lost": (WELL, {"saved": (*WELL.saved, (3, 30))}, "attempt 4 began at step 20, and the newest good"),
     "a damaged one used": (WELL, {"damaged": ((3, 20),)}, "attempt 4 began at step 20, and the newest good"),
     "told twice": (WELL, {"messages": (TOLD, TOLD, RESOLVED)}, "CRITICAL of incident abcdef01 (breaker-open) was"),
-    "its end told twice": (WELL, {"messages": (TOLD, RESOLVED, RESOLVED)}, "RESOLVED of incident abcdef01 (breaker-open)"),
+    "its end told twice": (WELL, {"messages": (TOLD, RESOLVED, RESOLVED)}, "RESOLVED of incident abcdef01"),
     "its end not told": (WELL, {"messages": (TOLD,)}, "the end of incident abcdef01 (breaker-open) was not told"),
     "a lost message": (WELL, {"messages": ()}, "incident abcdef01 (breaker-open) counts as told, and no message came"),
     "open after the end": (WELL, {"incidents": OPEN}, "incident abcdef01 (breaker-open) is open after the end"),
