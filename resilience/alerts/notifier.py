@@ -146,6 +146,8 @@ class Notifier:
             for finding in _worst_findings(report):
                 fingerprint = fingerprint_of(report.check, finding.subject, finding.fault)
                 previous = before.get(fingerprint)
+                if previous is not None and _is_outdated(report, previous, now):
+                    continue
                 cases[fingerprint] = _Case(
                     previous, self._found(previous, finding, report.check, now, source), finding.verdict
                 )
@@ -290,6 +292,12 @@ def _worst_findings(report: Report) -> Iterable[Finding]:
         if finding.verdict is not Verdict.OK and (key not in worst or worst[key].verdict < finding.verdict):
             worst[key] = finding
     return worst.values()
+
+
+def _is_outdated(report: Report, previous: Incident, now: float) -> bool:
+    """Return True if an incident was resolved since the check began: another watchdog, which looked later, was faster.
+    Only what was resolved meanwhile counts: a clock that is behind delays a notification by one tick at most."""
+    return previous.resolved is not None and report.time < previous.resolved <= now
 
 
 def _has_changed(before: Incident, incident: Incident, refresh_s: float) -> bool:

@@ -39,8 +39,8 @@ def finding(verdict: Verdict, subject: str = "/scratch", fault: str = "space", *
     return Finding(subject=subject, verdict=verdict, fault=fault, **({"summary": "91% used"} | fields))
 
 
-def report(*findings: Finding, check: str = "fs") -> Report:
-    return Report(check=check, findings=findings, time=NOW)
+def report(*findings: Finding, check: str = "fs", time: float = NOW) -> Report:
+    return Report(check=check, findings=findings, time=time)
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Scenario:
 
     def tick(self, *findings: Finding, after_s: float = 0.0, check: str = "fs") -> list[Notice]:
         """Tell of one report; return what was said."""
-        return self.reports(report(*findings, check=check), after_s=after_s)
+        return self.reports(report(*findings, check=check, time=self.now + after_s), after_s=after_s)
 
     def reports(self, *reports: Report, after_s: float = 0.0) -> list[Notice]:
         self.now += after_s
@@ -243,6 +243,21 @@ def test_a_fault_that_comes_back_is_a_new_incident(scenario: Scenario) -> None:
 
 
 # ---- acknowledgements, escalation and silences
+
+
+def test_a_watchdog_that_looked_before_the_end_and_speaks_after_it_opens_nothing(scenario: Scenario) -> None:
+    scenario.tick(finding(CRITICAL))
+    seen = report(finding(CRITICAL), time=scenario.now + MINUTE)  # one watchdog has looked, and takes long to tell
+    assert reasons(scenario.tick(finding(OK), after_s=MINUTE + 2)) == [Reason.RESOLVED], "another has looked later"
+    assert scenario.reports(seen, after_s=1) == [] and scenario.only().number == 1
+    assert reasons(scenario.tick(finding(CRITICAL), after_s=MINUTE)) == [Reason.FIRST], "it is back"
+
+
+def test_a_clock_that_is_behind_hides_no_fault_that_is_back(scenario: Scenario) -> None:
+    scenario.tick(finding(CRITICAL))
+    scenario.tick(finding(OK), after_s=HOUR)
+    scenario.now -= HOUR / 2
+    assert reasons(scenario.tick(finding(CRITICAL))) == [Reason.FIRST]
 
 
 def test_an_acknowledgement_stops_reminders_but_not_the_resolution(scenario: Scenario) -> None:
