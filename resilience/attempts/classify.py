@@ -116,6 +116,7 @@ _SIGNALS = {
 }  # fmt: skip
 """SIGINT, SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV (signal(7))."""
 _CRASHES = {4, 7, 8, 9, 11}
+_ECHOED = {FailureClass.NETWORK, FailureClass.COLLECTIVE_TIMEOUT}
 _VAGUE = {FailureClass.EXCEPTION, FailureClass.UNKNOWN}
 _LAUNCHER = re.compile(r"srun: (?:launch/slurm: |Force Terminated )")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
@@ -231,7 +232,15 @@ def classify(evidence: Evidence) -> Failure:
         if found.confidence is not Confidence.GUESS:
             return found
         return _of_log(reading) or found  # that rank only reported another's failure
-    return _of_log(reading) or _of_exit_code(evidence, reading)
+    found = _of_log(reading)
+    if evidence.end is AttemptEnd.LOST and found is not None and _is_echo(found):
+        found = None  # with the node went its ranks, which the others report
+    return found or _of_exit_code(evidence, reading)
+
+
+def _is_echo(found: Failure) -> bool:
+    """Return whether only ranks that are left without a peer have said so."""
+    return found.confidence is Confidence.GUESS and found.failure in _ECHOED
 
 
 def sign_of_bad_node(log: str) -> tuple[FailureClass, str] | None:

@@ -257,3 +257,11 @@ def test_a_task_that_exited_first_is_the_cause_and_not_those_that_srun_killed_th
     found = classify(Evidence(exit_code=137, log=STEPS + ended))
     assert (found.failure, found.rank, found.host) == (C.UNKNOWN, 2, "n2"), found
     assert "exit code 3" in found.reason
+
+
+@pytest.mark.parametrize(("is_restarted", "expected"), [(False, C.UNKNOWN), (True, C.NODE_FAILURE)])
+def test_that_a_peer_is_gone_is_no_network_failure_if_the_batch_shell_is_gone_too(
+    is_restarted: bool, expected: FailureClass
+) -> None:
+    found = classify(Evidence(end=AttemptEnd.LOST, is_restarted=is_restarted, log=STEPS + RESET))
+    assert found.failure is expected
