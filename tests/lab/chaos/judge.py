@@ -159,6 +159,10 @@ def _told(facts: Facts) -> Iterator[str]:
     for (episode, fault, word), times in words.items():
         if times > 1:
             yield f"{word} of incident {episode} ({fault}) was told {times} times"
+    begins = Counter((one["fingerprint"], one["summary"]) for one in notices if one["reason"] == "FIRST")
+    for (_, summary), times in begins.items():
+        if times > 1:
+            yield f"{times} incidents were told of one thing: {summary}"
     for message in facts.messages:
         if not message["notices"]:
             yield f"a message about nothing of this night: {message['headline']}"

@@ -140,6 +140,7 @@ class ChaosRun(TrainingRun):
         disk: the file system of its checkpoints.
         url: of the webhook; `messages`: what it has received.
         given_up: set when the campaign ends before the night.
+        mends: what a person will do when told, and how many messages there were before.
         damaged: what the night did to checkpoints: the attempt, and the step.
     """
 
@@ -148,6 +149,7 @@ class ChaosRun(TrainingRun):
     url: str = ""
     messages: list[dict[str, Any]] = field(default_factory=list)
     given_up: threading.Event = field(default_factory=threading.Event)
+    mends: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     damaged: list[tuple[int, int]] = field(default_factory=list)
 
     def start(self) -> None:
@@ -300,22 +302,21 @@ def fill_disk(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
     ballast = fill(run.disk)
     run.answer(fault)
     if not fault.of.lasts:
-        person(run, ballast.unlink)
+        run.mends.append((len(run.messages), lambda: ballast.unlink(missing_ok=True)))
 
 
 def lock_disk(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
     make_read_only(run.disk, True)
     run.answer(fault)
-    person(run, lambda: make_read_only(run.disk, False))
+    run.mends.append((len(run.messages), lambda: make_read_only(run.disk, False)))
 
 
-def person(run: ChaosRun, mend: Callable[[], None]) -> None:
-    """Wait to be told that the run is held, mend the cause, and let it go on."""
-    before = len(run.messages)
-    run.until(lambda: run.is_told("breaker-open", after=before), "the person to be told")
-    mend()
-    if "no job of it was held" in run.ask("breaker", "close") and not run.queued:
-        run.submit()
+def person(run: ChaosRun) -> None:
+    """Mend the oldest cause that a person is told of, and let the run go on."""
+    if run.mends and run.is_told("breaker-open", after=run.mends[0][0]):
+        run.mends.pop(0)[1]()
+        if "no job of it was held" in run.ask("breaker", "close") and not run.queued:
+            run.submit()
 
 
 ACTS: dict[str, Callable[[ChaosRun, Fault, str, str], None]] = {
@@ -376,7 +377,8 @@ def _go_through(run: ChaosRun) -> None:
             fault = undone.pop(0)
             ACTS[fault.kind](run, fault, *found)
             since = time.monotonic()
-        if run.is_open and run.is_told("breaker-open") and run.is_idle:
+        person(run)
+        if not run.mends and run.is_open and run.is_told("breaker-open") and run.is_idle:
             time.sleep(5)  # whether it stays so
             if run.is_open and run.is_idle:
                 return

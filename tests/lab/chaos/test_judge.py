@@ -13,7 +13,8 @@ from tests.lab.chaos.plan import Fault, Night
 KILL, FULL = Fault(0, "kill", 13, 2), Fault(1, "disk_full", 26, 0)
 STAYS_FULL = replace(FULL, kind="disk_stays_full")
 INCIDENT = {"episode": "abcdef01", "fault": "breaker-open", "count": 2, "resolved": 99.0, "summary": "it is open"}
-OF_IT = {"episode": "abcdef01", "fault": "breaker-open"}
+OF_IT = {"episode": "abcdef01", "fault": "breaker-open", "fingerprint": "ab", "summary": "it is open"}
+AGAIN = {"headline": "it is open", "notices": [OF_IT | {"episode": "0", "reason": "FIRST", "verdict": "CRITICAL"}]}
 TOLD = {"headline": "it is open", "notices": [OF_IT | {"reason": "FIRST", "verdict": "CRITICAL"}]}
 RESOLVED = {"headline": "it is closed", "notices": [OF_IT | {"reason": "RESOLVED", "verdict": "OK"}]}
 PER_ATTEMPT = {1: (1, 12), 2: (11, 30), 3: (21, 30), 4: (21, 45)}
@@ -72,6 +73,7 @@ WRONG: dict[str, tuple[Facts, dict[str, Any], str]] = {
     "a checkpoint lost": (WELL, {"saved": (*WELL.saved, (3, 30))}, "attempt 4 began at step 20, and the newest good"),
     "a damaged one used": (WELL, {"damaged": ((3, 20),)}, "attempt 4 began at step 20, and the newest good"),
     "told twice": (WELL, {"messages": (TOLD, TOLD, RESOLVED)}, "CRITICAL of incident abcdef01 (breaker-open) was"),
+    "told as another": (WELL, {"messages": (*WELL.messages, AGAIN)}, "2 incidents were told of one thing: it is open"),
     "its end told twice": (WELL, {"messages": (TOLD, RESOLVED, RESOLVED)}, "RESOLVED of incident abcdef01"),
     "its end not told": (WELL, {"messages": (TOLD,)}, "the end of incident abcdef01 (breaker-open) was not told"),
     "a lost message": (WELL, {"messages": ()}, "incident abcdef01 (breaker-open) counts as told, and no message came"),
