@@ -163,8 +163,10 @@ class TrainingGuard(Gate):
         if mode.startswith("test:"):
             from resilience.guard.testing import SILENT, scripted
 
-            return cls(RankInfo(), read_settings({}, **SILENT), agreement=scripted(mode), store=store, say=say,
-                       on_event=on_event)  # fmt: skip
+            kind, agreement = scripted(mode, cls)
+            guard: TrainingGuard = kind(RankInfo(), read_settings({}, **SILENT), agreement=agreement, store=store,
+                                        say=say, on_event=on_event)  # fmt: skip
+            return guard
         place = find_rank_info(environ, socket.gethostname())
         if mode.lower() in _OFF:  # before the settings are read: RESIL_GUARD=off must work even if they are invalid
             return cls(place, read_settings({}), store=store, inert=True)

@@ -306,6 +306,12 @@ class LocalScheduler:
             default_partition="local",
         )
 
+    def stop_daemon(self) -> None:
+        """End the daemon; the next call of any client starts another if jobs are queued. Jobs that run stay."""
+        if pid := self._spool.daemon_pid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signals.SIGTERM)
+
     def _checked(self, submission: Submission) -> Request:
         from resilience.schedulers._local.submit import check  # not needed for queries: keeps `resil status` fast
 

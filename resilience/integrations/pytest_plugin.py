@@ -1,0 +1,51 @@
+"""Two pytest fixtures for the tests of a training: `resil_guard` and `resil_cluster`.
+
+pytest finds them wherever resil is installed (the entry point `resil` of the group `pytest11`), so this module imports
+nothing until a test asks for a fixture. How to use them: docs/how-to/test-my-training-loop.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilience.guard.testing import GuardScript
+    from resilience.integrations.pytest_cluster import TestCluster
+
+KINDS = ("embedded", "auto", "slurm")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option and the ini key that permit jobs on a real cluster."""
+    text = (
+        "where resil_cluster runs jobs: embedded (default), a scheduler of its own on this machine; auto, your SLURM "
+        "where it is installed and answers, else embedded; or slurm"
+    )
+    parser.getgroup("resil").addoption("--resil-cluster", choices=KINDS, help=text)
+    parser.addini("resil_cluster", text, default="embedded")
+
+
+@pytest.fixture
+def resil_guard() -> Iterator[GuardScript]:
+    """A guard that follows a script: every `TrainingGuard.from_env()` of the test does."""
+    from resilience.guard.testing import GuardScript
+
+    with GuardScript().installed() as script:
+        yield script
+
+
+@pytest.fixture
+def resil_cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
+    """A cluster for jobs of the test, all of which are ended after it: see `--resil-cluster`."""
+    from resilience.integrations.pytest_cluster import open_cluster
+
+    kind = str(request.config.getoption("--resil-cluster") or request.config.getini("resil_cluster"))
+    if kind not in KINDS:
+        raise pytest.UsageError(f"resil_cluster = {kind}: write one of {', '.join(KINDS)}")
+    own = request.getfixturevalue("tmp_path")
+    with open_cluster(kind, own / "resil", request.config.rootpath) as cluster:
+        yield cluster
