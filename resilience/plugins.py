@@ -29,6 +29,7 @@ PACKAGES = {
     "drivers": ("resilience.cron.drivers",),
     "node_checks": ("resilience.nodes.checks",),
     "faults": ("resilience.inject.faults",),
+    "drills": ("resilience.drills.library",),
 }
 """Packages of the built-in plugins of each family."""
 
@@ -40,6 +41,7 @@ _SINGULAR = {
     "drivers": "backend of cron",
     "node_checks": "check of nodes",
     "faults": "fault",
+    "drills": "drill",
 }
 
 

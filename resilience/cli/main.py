@@ -24,6 +24,7 @@ COMMANDS: dict[str, CommandEntry] = {
     name: CommandEntry(f"resilience.cli.{home}", section, summary)
     for name, home, section, summary in (
         ("demo", "demo:app", "Start", "See a training crash, resume and finish, in about a minute."),
+        ("drill", "drill:drill", "Start", "Break your training on purpose, and see what happens."),
         ("init", "runs:init", "Start", "Write a commented resil.toml and the cron directory."),
         ("doctor", "doctor:doctor", "Start", "Check this cluster and report likely problems."),
         ("submit", "submit:submit", "Run", "Queue the run as a chain of jobs."),

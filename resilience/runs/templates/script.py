@@ -321,9 +321,13 @@ def _check_bash(text: str, what: str) -> str:
     return text
 
 
+_FOR_THE_TRAINING = ("RESIL_GUARD", "RESIL_DRILL", "RESIL_DRILL_DIR")
+"""Variables of resil that only the training reads."""
+
+
 def check_variable(name: str) -> str:
     """Return the name of a variable of [environment]. Raise TemplateError if no script can set it."""
-    if name.startswith(("RESIL_", "resil_")) and name != "RESIL_GUARD":
+    if name.startswith(("RESIL_", "resil_")) and name not in _FOR_THE_TRAINING:
         raise TemplateError(f"{name} is reserved by resil and cannot be set in [environment]")
     return _check(name, _VARIABLE_NAME, "the name of an environment variable")
 

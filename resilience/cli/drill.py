@@ -1,0 +1,178 @@
+"""`resil drill`: breaks a training on purpose, in a run of its own, and says what to change."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, duration_s, open_project, single_command
+from resilience.cli.output import chosen, folded, paint, print_json, print_table, say
+from resilience.errors import EX_TEMPFAIL, UsageError
+from resilience.quantities import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilience.drills.library import Facts, Seen
+    from resilience.drills.rehearse import Result
+    from resilience.runs.project import Project
+
+EPILOG = (
+    "Examples: resil drill --plan; resil drill kill-rank; resil drill --all; resil drill --all --json; "
+    "resil drill walltime --command 'python train.py --out $RESIL_DRILL_DIR'"
+)
+LIMIT, LEAST_S = "15m", 30.0
+_COLOURS = {"PASS": "green", "FAIL": "red", "UNKNOWN": "yellow"}
+
+
+@single_command(EPILOG)
+def drill(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Drills, such as kill-rank. Default: --plan.", show_default=False),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Make every drill, one after another.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would happen, by the settings.")] = False,
+    command: Annotated[
+        str, typer.Option(metavar="COMMAND", help="Train with this instead of command in [run].", show_default=False)
+    ] = "",
+    limit: Annotated[str, typer.Option(metavar="DURATION", help="The most time that one drill may take.")] = LIMIT,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Go on although files of the real run may be touched.")
+    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the directory of the drills, with logs.")] = False,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    scheduler: SchedulerOption = "",
+) -> None:
+    """Break your training on purpose, in a run of its own, and see whether it survives and who is told.
+
+    Runs the command of resil.toml as jobs of your cluster, with checkpoints and a state of their own. Each drill says
+    what should happen, injects one fault, measures, and cleans up. Exits with 0 if all pass, 1 if one fails, 75 if one
+    could not be made and none fails.
+    """
+    from resilience.drills.facts import facts_of
+    from resilience.drills.rehearse import find
+    from resilience.drills.rehearse import names as all_names
+
+    limit_s = duration_s("--limit", limit, least_s=LEAST_S)
+    if every and names:
+        raise UsageError("--all and names of drills cannot be given together", hint="use one of them")
+    wanted = tuple(names or all_names())
+    for name in wanted:
+        find(name)
+    project = open_project(config, scheduler)
+    facts = facts_of(project)
+    facts = replace(facts, command=command) if command else facts
+    if plan or not (names or every):
+        _show_plan(project, facts, wanted, as_json=as_json)
+        return
+    _refuse_harm(project, facts, yes=yes)
+    raise typer.Exit(_make(project, wanted, command, limit_s, keep=keep, as_json=as_json))
+
+
+def _show_plan(project: Project, facts: Facts, wanted: Sequence[str], *, as_json: bool) -> None:
+    from resilience.drills.isolation import hazards
+    from resilience.drills.rehearse import find
+
+    found = [(name, find(name), find(name).outlook(facts)) for name in wanted]
+    harm = hazards(facts, project.loaded.project, facts.command)
+    if as_json:
+        rows = [
+            {"drill": name, "summary": one.summary, "expects": one.expects, "would": outlook.would,
+             "missing": list(outlook.missing)}
+            for name, one, outlook in found
+        ]  # fmt: skip
+        print_json("drill-plan", {"run": facts.run, "drills": rows, "hazards": list(harm)})
+        return
+    for name, one, outlook in found:
+        print(f"{paint(name, 'bold')}: {one.summary}")
+        for text in (f"should: {one.expects}", f"would:  {outlook.would}."):
+            print(*folded(text, 2), sep="\n")
+        for missing in outlook.missing:
+            print(*(paint(line, "yellow") for line in folded(f"missing: {missing}", 2)), sep="\n")
+    print()
+    for hazard in harm:
+        print(*(paint(line, "yellow") for line in folded(f"careful: {hazard}")), sep="\n")
+    print("Nothing was run. Make one: resil drill kill-rank; or all: resil drill --all")
+
+
+def _refuse_harm(project: Project, facts: Facts, *, yes: bool) -> None:
+    """Raise UsageError if a drill may touch the real run, unless that was agreed to."""
+    from resilience.drills.isolation import hazards
+    from resilience.drills.rehearse import is_live
+
+    found = list(hazards(facts, project.loaded.project, facts.command))
+    if is_live(project, facts.run):
+        found.append(f"run {facts.run} has jobs: what both write besides checkpoints, they write at the same time")
+    if found and not yes:
+        raise UsageError(
+            "a drill may touch the real run: " + "; ".join(found),
+            hint="set [checkpoints] path and save with Store.from_env(); or let it write to $RESIL_DRILL_DIR, which is "
+            "set in drills only: --command 'python train.py --out $RESIL_DRILL_DIR'; or, if you know better: --yes",
+        )
+    for hazard in found:
+        say(f"warning: {hazard}")
+
+
+def _make(project: Project, wanted: Sequence[str], command: str, limit_s: float, *, keep: bool, as_json: bool) -> int:
+    from resilience.drills.library import Outcome
+    from resilience.drills.rehearse import rehearse, scratch_of
+
+    clock = project.system.clock
+    began = clock.monotonic()
+
+    def tell(sentence: str) -> None:
+        print(f"{clock.monotonic() - began:6.0f} s  {sentence}", file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    results: list[Result] = []
+    drills = rehearse(project, wanted, command=command, limit_s=limit_s, keep=keep, say=tell)
+    for result in drills:
+        results.append(result)
+        tell(f"{result.drill}: {result.outcome.value}: {result.reason}")
+        for left in result.left:
+            say(f"warning: {left}")
+    if as_json:
+        print_json("drill", {"drills": [_record(result) for result in results]})
+    else:
+        print()
+        _show(results)
+        if keep:
+            print(f"kept: {scratch_of(project)}")
+    outcomes = {result.outcome for result in results}
+    left_out = len(results) < len(wanted)
+    return 1 if Outcome.FAIL in outcomes else EX_TEMPFAIL if Outcome.UNKNOWN in outcomes or left_out else 0
+
+
+def _record(result: Result) -> dict[str, Any]:
+    keys = ("drill", "summary", "expects", "outcome", "reason", "advice", "seconds", "left")
+    seen = result.seen
+    measured = (
+        "done", "step", "durable", "told_s", "told", "stopped_s", "end", "cause", "saved_at", "resumed_s", "resumed_at",
+        "last_step", "lost_bytes", "set_aside", "went_on", "left_alone", "saved_again", "notes",
+    )  # fmt: skip
+    return {**chosen(result, *keys), "measured": {**chosen(seen, *measured), "redone": seen.redone}}
+
+
+def _show(results: Sequence[Result]) -> None:
+    headers = ("DRILL", "VERDICT", "TOLD IN", "STOPPED IN", "RESUMED AT", "AFTER", "REDONE", "LOST")
+    rows = [(result.drill, result.outcome.value, *_cells(result.seen)) for result in results]
+    print_table(headers, rows, [_COLOURS[result.outcome.value] for result in results])
+    print()
+    for result in results:
+        print(*folded(f"{result.drill}: {result.reason}"), sep="\n")
+        if result.advice:
+            print(*folded(f"change: {result.advice}", 2), sep="\n")
+
+
+def _cells(seen: Seen) -> tuple[str, ...]:
+    def seconds(value: float | None) -> str:
+        return "-" if value is None else format_duration(round(value))
+
+    step = "-" if seen.resumed_at is None else f"step {seen.resumed_at}"
+    redone = "-" if seen.redone is None else f"{seen.redone} steps"
+    lost = format_bytes(seen.lost_bytes) if seen.lost_bytes else "-"
+    return (seconds(seen.told_s), seconds(seen.stopped_s), step, seconds(seen.resumed_s), redone, lost)

@@ -1,0 +1,93 @@
+"""One bit of the newest checkpoint flips, as by a disk or a memory that fails silently."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilience.drills.library import (
+    Drill,
+    Facts,
+    Judgement,
+    Outcome,
+    Outlook,
+    Seen,
+    no_guard,
+    no_store,
+    no_successor,
+    resumed,
+)
+
+if TYPE_CHECKING:
+    from resilience.drills.training import Training
+
+END_S, RESUME_S = 120.0, 300.0
+
+
+def outlook(facts: Facts) -> Outlook:
+    """Say what a damaged checkpoint would lead to. Pure."""
+    missing = (*no_guard(facts), *no_store(facts), *no_successor(facts))
+    if not facts.store:
+        return Outlook("nobody would notice: the next attempt loads it, or crashes at it", missing)
+    return Outlook("the next attempt refuses it by its digests, and resumes from the one before it", missing)
+
+
+def play(training: Training) -> None:
+    """Save twice, flip a bit in the newer checkpoint, and kill a rank, so that the next attempt reads it."""
+    training.need_store()
+    training.save()
+    training.more_steps()
+    training.save()
+    training.watch()
+    path, bit = flip_bit(training.newest_checkpoint())
+    training.note(f"bit {bit} of {path.name}")
+    done = training.signal_rank(training.last_rank(), signal.SIGKILL)
+    training.struck(f"one bit of {path.parent.name}/{path.name} was flipped; then {done}")
+    if training.see_end(END_S):
+        training.see_resume(RESUME_S)
+
+
+def flip_bit(checkpoint: Path) -> tuple[Path, int]:
+    """Flip a bit in the middle of the largest file of a checkpoint; return the file and the number of the bit."""
+    files = [path for path in ([checkpoint] if checkpoint.is_file() else checkpoint.rglob("*")) if path.is_file()]
+    largest = max((path for path in files if ".resil" not in path.parts), key=lambda path: path.stat().st_size)
+    with open(largest, "r+b") as file:
+        middle = largest.stat().st_size // 2
+        file.seek(middle)
+        (byte,) = file.read(1)
+        file.seek(middle)
+        file.write(bytes([byte ^ 1]))
+    return largest, 8 * middle
+
+
+def judge(seen: Seen, facts: Facts) -> Judgement:
+    """Say whether the damage was noticed. Pure."""
+    if seen.stopped_s is None or seen.resumed_s is None:
+        return Judgement(
+            Outcome.FAIL,
+            f"no attempt trained after it ({seen.cause or seen.end or 'the attempt did not end'})",
+            "see: resil why; resil ckpt verify; load with Store.latest(), which falls back to an older checkpoint",
+        )
+    if not seen.set_aside and seen.resumed_at is not None and seen.resumed_at >= (seen.durable or 0):
+        return Judgement(
+            Outcome.FAIL,
+            f"nobody noticed: the next attempt trains on from the damaged checkpoint of step {seen.resumed_at}",
+            "load with Store.latest(), or check before: resil ckpt verify --newest",
+        )
+    if not seen.resumed_at:
+        return Judgement(
+            Outcome.FAIL,
+            "the next attempt refused it and began anew, although an older checkpoint is good",
+            "keep at least two: latest = 2 in [checkpoints]",
+        )
+    return Judgement(Outcome.PASS, f"refused by its digest; {resumed(seen)}")
+
+
+DRILL = Drill(
+    summary="the newest checkpoint is damaged",
+    expects="The next attempt notices, sets the checkpoint aside, and goes on at the one before it.",
+    outlook=outlook,
+    play=play,
+    judge=judge,
+)

@@ -1,0 +1,77 @@
+"""The file system of the checkpoints is full, or the quota is used up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resilience.drills.library import (
+    Drill,
+    Facts,
+    Judgement,
+    Outcome,
+    Outlook,
+    Seen,
+    no_channel,
+    no_guard,
+    no_store,
+)
+
+if TYPE_CHECKING:
+    from resilience.drills.training import Training
+
+TELL_S, SAVE_S = 240.0, 240.0
+
+
+def outlook(facts: Facts) -> Outlook:
+    """Say what a full disk would lead to. Pure."""
+    missing = (*no_guard(facts), *no_store(facts), *no_channel(facts, "fs", "log"))
+    return Outlook(
+        "resil watch fs and log tell it; the last good checkpoint stays, and the next save succeeds", missing
+    )
+
+
+def before(training: Training) -> None:
+    """Give the checkpoints a small disk of their own."""
+    training.need_store()
+    training.mount_checkpoints()
+
+
+def play(training: Training) -> None:
+    """Leave no room for a save, ask for one, and give the room back once that was told."""
+    training.save()
+    training.watch()
+    training.more_steps()
+    give_back = training.fill_checkpoints()
+    training.struck("no byte is free where the checkpoints are, and a save is due")
+    training.ask_for_save()
+    training.see_told(TELL_S, "fs", "log", "ckpt")
+    training.see_failed_save(TELL_S)
+    give_back()
+    training.say("there is room again")
+    training.see_saved_again(SAVE_S)
+
+
+def judge(seen: Seen, facts: Facts) -> Judgement:
+    """Say whether the full disk was told, and whether the training survived it. Pure."""
+    if not seen.saved_again:
+        return Judgement(
+            Outcome.FAIL,
+            f"no save became durable once there was room again ({seen.cause or 'the training did not save again'})",
+            "let the loop go on after a failed save, or exit with another code than 0, so that the next job resumes",
+        )
+    if seen.told_s is None:
+        return Judgement(Outcome.FAIL, "nobody was told that a save failed", "see: resil watch fs --explain")
+    if not facts.channels:
+        return Judgement(Outcome.FAIL, "it was told to nobody: no channel is configured", "set channels in [alert]")
+    ended = f", and ended ({seen.cause or seen.end})" if seen.stopped_s is not None else ", and went on"
+    return Judgement(Outcome.PASS, f"told after {seen.told_s:.0f} s; the training lost one save{ended}; it saved again")
+
+
+DRILL = Drill(
+    summary="no room for checkpoints",
+    expects="The failed save is told; the last good checkpoint stays; with room again, the training saves.",
+    outlook=outlook,
+    play=play,
+    judge=judge,
+    before=before,
+)

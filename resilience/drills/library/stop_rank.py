@@ -1,0 +1,87 @@
+"""One rank stands still, as in a collective that never returns, or on a file system that hangs."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from resilience.drills.library import Drill, Facts, Judgement, Outcome, Outlook, Seen, no_channel, no_guard, resumed
+from resilience.quantities import format_duration
+
+if TYPE_CHECKING:
+    from resilience.drills.training import Training
+
+TELL_S, END_S, RESUME_S = 240.0, 180.0, 300.0
+ENDS = ("restart_step", "requeue")
+"""Settings of `on_hang` that end a training that hangs."""
+
+
+def outlook(facts: Facts) -> Outlook:
+    """Say what a rank that stands still would lead to. Pure."""
+    after = _after(facts)
+    does = f"and {facts.on_hang} follows" if facts.on_hang != "tell" else "and the job stays until somebody acts"
+    missing = [*no_guard(facts), *no_channel(facts, "log")]
+    if facts.on_hang in ENDS and not facts.acts:
+        missing.append(f"on_hang = {facts.on_hang} needs enabled = true in [act]: without it, it is only told")
+    if facts.on_hang not in ENDS:
+        missing.append("a hang holds the allocation until a person acts: on_hang = restart_step in [watch.log]")
+    if facts.quiet_hours:
+        missing.append(f"only the worst is told in the quiet hours {facts.quiet_hours}")
+    return Outlook(f"resil watch log tells it after {after} without a step, {does}", tuple(missing))
+
+
+def _after(facts: Facts) -> str:
+    if facts.hang_s is not None:
+        return format_duration(facts.hang_s)
+    return f"{format_duration(facts.floor_s)} at least, learned from its steps,"
+
+
+def play(training: Training) -> None:
+    """Stop the last rank, and continue it once that was told."""
+    training.save()
+    training.watch()
+    training.more_steps()
+    rank = training.last_rank()
+    done = training.signal_rank(rank, signal.SIGSTOP)
+    resume = training.undo_later(lambda: training.signal_rank(rank, signal.SIGCONT, quietly=True))
+    training.struck(done)
+    training.see_told(TELL_S, "log", "ranks")
+    if training.facts.on_hang in ENDS and training.facts.acts:
+        if training.see_end(END_S):
+            training.see_resume(RESUME_S)
+        return
+    resume()
+    training.say("SIGCONT: the rank goes on")
+    training.see_went_on(RESUME_S)
+
+
+def judge(seen: Seen, facts: Facts) -> Judgement:
+    """Say whether the hang was told, and ended where the settings say so. Pure."""
+    if seen.told_s is None:
+        return Judgement(
+            Outcome.FAIL,
+            "no watchdog noticed that a rank stood still",
+            "give the guard every step: guard.step(); see: resil watch log --explain",
+        )
+    told = f"told after {seen.told_s:.0f} s ({_after(facts)} with your settings)"
+    if facts.on_hang in ENDS and facts.acts:
+        if seen.resumed_s is None:
+            return Judgement(
+                Outcome.FAIL, f"{told}, but {facts.on_hang} did not follow", "see: resil why; resil stacks"
+            )
+        return Judgement(Outcome.PASS, f"{told}, then {facts.on_hang}; {resumed(seen)}")
+    advice = "let the hang end by itself: on_hang = restart_step in [watch.log], enabled = true in [act]"
+    if not seen.went_on and seen.stopped_s is None:
+        return Judgement(Outcome.FAIL, f"{told}; the training did not go on when the rank did", "see: resil stacks")
+    if not facts.channels:
+        return Judgement(Outcome.FAIL, f"{told}, but to nobody: no channel is configured", "set channels in [alert]")
+    return Judgement(Outcome.PASS, told, advice)
+
+
+DRILL = Drill(
+    summary="one rank stands still",
+    expects="A watchdog tells that the training hangs, although its job runs, and on_hang follows if it is set.",
+    outlook=outlook,
+    play=play,
+    judge=judge,
+)

@@ -1,0 +1,214 @@
+"""Runs drills one after another, each with a training of its own, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from resilience.base.processes import is_there
+from resilience.drills.facts import facts_of
+from resilience.drills.isolation import changed, fingerprint, isolated, tempo_of
+from resilience.drills.library import Drill, Facts, Judgement, Outcome, Seen
+from resilience.drills.stage import Stage, own_environ
+from resilience.drills.training import CouldNotLook, Training
+from resilience.errors import ResilError, UsageError
+from resilience.messages import suggest
+from resilience.plugins import Family
+from resilience.runs.project import Project
+from resilience.runs.run_jobs import live_jobs
+from resilience.settings.load import CONFIG_VARIABLE, load
+from resilience.system.files import make_directory, write_atomic
+
+LIMIT_S = 900.0
+"""How long one drill may take."""
+OWNER = "owner"
+MARK = "drill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One drill that was made.
+
+    Attributes:
+        drill, summary, expects: its name, what it breaks, what should happen.
+        outcome, reason, advice: the verdict, with a reason and what to change.
+        seen: what was measured.
+        seconds: of the whole drill.
+        left: what could not be ended or removed, a sentence each.
+    """
+
+    drill: str
+    summary: str
+    expects: str
+    outcome: Outcome
+    reason: str
+    advice: str
+    seen: Seen
+    seconds: float
+    left: tuple[str, ...] = ()
+
+
+@cache
+def drills() -> Family:
+    """Return the plugin family of drills."""
+    return Family("drills", "DRILL")
+
+
+def typed(name: str) -> str:
+    """Return the name of a drill as users type it: `kill-rank` of kill_rank.py. Pure."""
+    return name.replace("_", "-")
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all drills, as users type them."""
+    return tuple(typed(name) for name in drills().names())
+
+
+def find(name: str) -> Drill:
+    """Return a drill by its typed name. Raise UsageError, suggesting the nearest, if there is none."""
+    if name not in names():
+        raise UsageError(f"there is no drill {name!r}", hint=suggest(name, names()))
+    found: Drill = drills().load(name.replace("-", "_"))
+    return found
+
+
+def scratch_of(project: Project) -> Path:
+    """Return the directory of drills: beside the state directory, so that all nodes see it."""
+    state = project.loaded.state_dir
+    return state.with_name(f"{state.name}-{MARK}")
+
+
+def is_live(project: Project, run: str) -> bool:
+    """Return whether the real run has jobs. Raise SchedulerUnavailable if that is not known."""
+    directory = project.directory(run)
+    return directory.exists() and bool(live_jobs(project.scheduler(), directory, project.system.host.user))
+
+
+def rehearse(
+    project: Project,
+    chosen: Sequence[str],
+    *,
+    command: str = "",
+    limit_s: float = LIMIT_S,
+    keep: bool = False,
+    say: Callable[[str], None],
+) -> Iterator[Result]:
+    """Yield the result of each drill as it ends. `say` gets a sentence for each event.
+
+    Raise UsageError if other drills of the project run, or there is no command.
+    """
+    facts = facts_of(project)
+    if command:
+        facts = replace(facts, command=command)
+    if not facts.command:
+        raise UsageError(
+            "there is no command to run: [run] command is not set",
+            hint="set command in [run], or: resil drill --command 'python train.py'",
+        )
+    found = [(name, find(name)) for name in chosen]
+    root = scratch_of(project)
+    with _scratch(project, root, keep=keep):
+        for name, drill in found:
+            result = _rehearse(project, facts, name, drill, root / name, limit_s, say)
+            yield result
+            if result.outcome is Outcome.FAIL and result.reason.startswith(HARM):
+                return
+
+
+HARM = "the drill's training changed files of the real run"
+
+
+def _rehearse(
+    project: Project, facts: Facts, name: str, drill: Drill, scratch: Path, limit_s: float, say: Callable[[str], None]
+) -> Result:
+    clock = project.system.clock
+    began = clock.monotonic()
+    real = Path(facts.store) if facts.store else None
+    was_live = is_live(project, facts.run)
+    before = fingerprint(real)
+    make_directory(scratch / "output", mode=0o700)
+    training = Training(
+        Stage(_own_project(project, facts, name, scratch)), facts, scratch, tempo_of(facts.scheduler),
+        limit_s=limit_s, say=say,
+    )  # fmt: skip
+    left: list[str] = []
+    try:
+        judgement = _play(drill, training, facts)
+    finally:
+        left = training.close()
+    if not was_live and (harmed := changed(before, fingerprint(real))):
+        judgement = Judgement(
+            Outcome.FAIL, f"{HARM}: {harmed[0]}" + (f" and {len(harmed) - 1} more" if len(harmed) > 1 else ""),
+            "save with Store.from_env(), or write to $RESIL_DRILL_DIR if it is set; the other drills were not made",
+        )  # fmt: skip
+    return Result(
+        drill=name, summary=drill.summary, expects=drill.expects, outcome=judgement.outcome, reason=judgement.reason,
+        advice=judgement.advice, seen=training.seen, seconds=clock.monotonic() - began, left=tuple(left),
+    )  # fmt: skip
+
+
+def _play(drill: Drill, training: Training, facts: Facts) -> Judgement:
+    try:
+        drill.before(training)
+        training.start()
+        drill.play(training)
+        return drill.judge(training.finish(), facts)
+    except CouldNotLook as error:
+        return Judgement(Outcome.UNKNOWN, error.message, error.hint)
+    except ResilError as error:
+        return Judgement(Outcome.UNKNOWN, f"the drill could not be made: {error.message}", error.hint)
+
+
+def _own_project(project: Project, facts: Facts, name: str, scratch: Path) -> Project:
+    """Return the project of a drill: the user's settings, with a state directory and checkpoints of its own."""
+    own = isolated(facts, name, scratch, tempo_of(facts.scheduler), command=facts.command)
+    own["RESIL_SCHEDULER__NAME"] = facts.scheduler
+    if project.loaded.path is not None:
+        own[CONFIG_VARIABLE] = str(project.loaded.path)
+    spool = scratch / "spool" if facts.scheduler == "local" else None
+    system = replace(
+        project.system, cwd=project.loaded.project, environ=own_environ(project.system.environ, own, spool)
+    )
+    return Project(system, load(system, named=project.loaded.path))
+
+
+# ---- the directory of drills -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _scratch(project: Project, root: Path, *, keep: bool) -> Iterator[None]:
+    """Make the directory of drills, after what an earlier one has left was ended, and remove it afterwards."""
+    _clean_up(project, root)
+    make_directory(root, mode=0o700)
+    write_atomic(root / OWNER, f"{socket.gethostname()} {os.getpid()}\n", mode=0o600)
+    try:
+        yield
+    finally:
+        if not keep:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _clean_up(project: Project, root: Path) -> None:
+    """End what a drill that was killed has left. Raise UsageError if one runs, or may run on another host."""
+    if not root.exists():
+        return
+    host, pid = "", 0
+    with suppress(OSError, ValueError):
+        host, number = (root / OWNER).read_text().split()
+        pid = int(number)
+    if host and host != socket.gethostname():
+        raise UsageError(f"a drill was started on {host}, and may still run there", hint=f"if not: rm -r {root}")
+    if pid and is_there(pid) and pid != os.getpid():
+        raise UsageError(f"another drill runs: process {pid}", hint="wait for it, or interrupt it")
+    facts = facts_of(project)
+    for scratch in [path for path in root.iterdir() if path.is_dir()]:
+        with suppress(ResilError):
+            project.system.runner.run(["umount", "-l", str(scratch / "checkpoints")], timeout_s=10)
+        Stage(_own_project(project, facts, scratch.name, scratch)).close()
+    shutil.rmtree(root, ignore_errors=True)

@@ -1,0 +1,557 @@
+"""The training of a drill: starts the user's command in a run of its own, lets a drill break it, and measures."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from resilience import layout
+from resilience.alerts.incident import Incident
+from resilience.alerts.state import open_alert_state
+from resilience.attempts.ledger import LedgerRow, read_ledger
+from resilience.checkpoints.directory import StoreDirectory
+from resilience.checkpoints.names import BAD
+from resilience.drills.isolation import Tempo
+from resilience.drills.library import Facts, Seen
+from resilience.drills.stage import NotInTime, Stage
+from resilience.errors import ResilError, StateDirectoryError
+from resilience.job import Job, JobId
+from resilience.quantities import format_duration
+from resilience.runs import switches
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import last_events, read_attempts
+from resilience.runs.run_logs import newest_log
+from resilience.runs.submissions import read_intents
+from resilience.runs.submit_plan import SubmitRequest
+from resilience.schedulers.local import LocalScheduler
+from resilience.switch import Scope
+from resilience.system.files import make_directory, write_atomic
+from resilience.system.ports import System
+
+ValueT = TypeVar("ValueT")
+JOBS = 3
+"""Jobs that a drill queues, one after another: the one that is broken, the next, and one to spare."""
+STEPS = 3
+"""So many steps show that a training trains."""
+SLOW = 5.0
+"""A training counts as hung after so many of its steps, if that is longer than the tempo says."""
+MOST_HANG_S = 600.0
+LOG_LINES = 5
+WATCH_END_S = 10.0
+ASK_AGAIN_S = 5.0
+MOUNT_S, HANG_S, DEADLINE_S = 10.0, 3600, 5.0
+ROOM = "50%"
+"""Of the memory, which a tmpfs takes only as far as it is used."""
+COMMANDS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel", "sstat")
+HANGING = f"""\
+import time
+from resilience.schedulers.local import LocalScheduler
+class Hanging(LocalScheduler):
+    def jobs(self, **_):
+        time.sleep({HANG_S})
+    job = presence = history = nodes = config = submit = cancel = jobs
+SCHEDULER = Hanging
+"""
+"""A plugin that replaces the embedded scheduler, which has no commands outside of jobs, in the watchdogs of a drill."""
+
+
+class CouldNotLook(ResilError):
+    """The drill cannot be made here, or its training did not come far enough: UNKNOWN, neither PASS nor FAIL."""
+
+
+class Training:
+    """A training that is to be broken.
+
+    Attributes:
+        seen: what was measured so far.
+        step_s: the typical duration of a step.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        facts: Facts,
+        scratch: Path,
+        tempo: Tempo,
+        *,
+        limit_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self.stage, self.facts, self.scratch, self.tempo, self.say = stage, facts, scratch, tempo, say
+        self.seen = Seen()
+        self.step_s = 0.0
+        self.name = stage.project.default_run()
+        self._clock = stage.project.system.clock
+        self._deadline = self._clock.monotonic() + limit_s
+        self._limit_s = limit_s
+        self._at = 0.0
+        self._struck: LedgerRow | None = None
+        self._jobs: tuple[tuple[str, str], ...] = ()
+        self._watch: subprocess.Popen[bytes] | None = None
+        self._undo: list[Callable[[], object]] = []
+
+    # ---- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def system(self) -> System:
+        """Return the system of the drill's project."""
+        return self.stage.project.system
+
+    @property
+    def directory(self) -> RunDirectory:
+        """Return the run directory."""
+        return self.stage.run(self.name)
+
+    @property
+    def store(self) -> StoreDirectory | None:
+        """Return the directory of checkpoints; None if resil does not know it."""
+        path = self.stage.project.loaded.store_path(self.name)
+        return None if path is None else StoreDirectory(path)
+
+    def rows(self) -> tuple[LedgerRow, ...]:
+        """Return the attempts."""
+        return read_ledger(self.directory)
+
+    def step(self) -> int:
+        """Return the newest step of rank 0; 0 before the first."""
+        found = self.stage.ranks(self.name).get(0)
+        return 0 if found is None else found[1].step
+
+    def durable(self) -> int | None:
+        """Return the step of the newest durable save of the running attempt; None: none."""
+        rows = self.rows()
+        return max((row.durable_step for row in rows if row.durable_step is not None), default=None)
+
+    # ---- what is done with it ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Queue it, and wait until it trains. Raise CouldNotLook."""
+        minutes = max(5, round((self._limit_s + 300) / 60))
+        limit = self.facts.walltime_s
+        if limit is not None:
+            minutes = min(minutes, max(1, round(limit / 60)))
+        spares = self.stage.project.loaded.settings.nodes.spares
+        queued = {"chain": JOBS} if spares else {"array": str(JOBS)}
+        request = SubmitRequest(run=self.name, time=str(minutes), **queued)
+        job = self.stage.submit(request)
+        self.say(f"queued {JOBS} jobs, one after another: {job}")
+        self.until(self._trains, "the first steps of the training")
+        self.step_s = self._measured_step_s()
+        self.say(f"it trains: step {self.step()}, {format_duration(self.step_s)} per step")
+
+    def save(self) -> int:
+        """Ask for a save, and return its step once it is durable. Raise CouldNotLook."""
+        before = self.durable() or 0
+        asked = self.step()
+        switches.set_switch(self.stage.project, self.directory, layout.SAVE_SWITCH, why="a drill", scope=Scope.JOB)
+        self.until(lambda: (self.durable() or 0) > max(before, asked - 1), "a save, which the drill asked for")
+        durable = self.durable() or 0
+        if self.store is not None and self.facts.is_own_store and not self.store.checkpoints():
+            raise CouldNotLook(
+                f"step {durable} was saved, and not in {self.store.path}, where [checkpoints] says: the training saves "
+                "in a place of its own, so the drill was ended",
+                hint="save with Store.from_env(), or name $RESIL_DRILL_DIR in the command",
+            )
+        self.say(f"saved at step {durable}")
+        return durable
+
+    def struck(self, done: str) -> None:
+        """Record that the fault happened now. Everything is measured from here."""
+        rows = self.rows()
+        if not rows or rows[-1].failure is not None:
+            raise CouldNotLook(f"the training ended before the fault: {self._last_words()}")
+        self._struck = rows[-1]
+        self._at = self._clock.now()
+        self._jobs = self._queue()
+        self.seen = replace(self.seen, done=done, step=self.step(), durable=self.durable())
+        self.say(done)
+
+    def note(self, sentence: str) -> None:
+        """Keep a further fact for the report."""
+        self.seen = replace(self.seen, notes=(*self.seen.notes, sentence))
+
+    def undo_later(self, undo: Callable[[], object]) -> Callable[[], None]:
+        """Make `close` undo a fault, whatever happens; return a function that does it earlier, once."""
+        self._undo.append(undo)
+
+        def now() -> None:
+            if undo in self._undo:
+                self._undo.remove(undo)
+                undo()
+
+        return now
+
+    def watch(self, environ: Mapping[str, str] | None = None, *checks: str) -> None:
+        """Run the watchdogs from now on as cron does, only more often; with further variables, instead of before."""
+        self.stop_watching()
+        hang_s = min(MOST_HANG_S, max(self.tempo.hang_s, SLOW * self.step_s))
+        own = {"RESIL_WATCH__LOG__TIMEOUT_S": f"{hang_s:g}", **(environ or {})}
+        words = ["watch", *(checks or ("--all",)), "--every", f"{self.tempo.watch_s:g}s"]
+        with open(self.scratch / "watch.log", "ab") as output:
+            self._watch = subprocess.Popen(
+                [sys.executable, "-m", "resilience", *words],
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                cwd=self.system.cwd,
+                env={**self.system.environ, **own},
+                start_new_session=True,
+            )
+
+    def stop_watching(self) -> None:
+        """End the watchdogs."""
+        if self._watch is not None:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(self._watch.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    self._watch.wait(WATCH_END_S)
+            self._watch = None
+
+    # ---- how it is broken --------------------------------------------------------------------------------------------
+
+    def need_store(self) -> None:
+        """Raise CouldNotLook unless the training saves with a Store whose directory resil knows."""
+        if self.store is None:
+            raise CouldNotLook("[checkpoints] path is not set: resil does not know the checkpoints")
+        if not self.facts.is_own_store:
+            raise CouldNotLook("the framework names the checkpoints: this drill needs those of a Store")
+
+    def more_steps(self) -> None:
+        """Wait for a few steps, so that something is lost. Raise CouldNotLook."""
+        begin = self.step()
+        self.until(lambda: self.step() >= begin + STEPS, "a few more steps")
+
+    def last_rank(self) -> int:
+        """Return the number of the last rank: the others wait for it."""
+        return max(self.stage.ranks(self.name), default=0)
+
+    def job_id(self) -> int:
+        """Return SLURM_JOB_ID of the running attempt."""
+        return read_attempts(self.directory, 1)[-1].job_id
+
+    def signal_rank(self, rank: int, number: signal.Signals, *, quietly: bool = False) -> str:
+        """Send a signal to a rank; return a sentence. `quietly`: it may have ended. Raise CouldNotLook."""
+        try:
+            return self.stage.signal_rank(self.name, rank, number)
+        except (ResilError, OSError) as error:
+            if quietly:
+                return ""
+            raise CouldNotLook(f"{number.name} could not be sent to rank {rank}: {error}") from None
+
+    def newest_checkpoint(self) -> Path:
+        """Return the newest checkpoint. Raise CouldNotLook."""
+        found = self.store.checkpoints() if self.store is not None else []
+        if not found:
+            raise CouldNotLook("there is no checkpoint")
+        return found[-1].path
+
+    def ask_for_save(self) -> None:
+        """Ask for a save, without waiting."""
+        switches.set_switch(self.stage.project, self.directory, layout.SAVE_SWITCH, why="a drill", scope=Scope.JOB)
+
+    def mount_checkpoints(self) -> None:
+        """Mount a tmpfs where the drill's checkpoints will be. Raise CouldNotLook."""
+        path = self._store_path()
+        make_directory(path, mode=0o700)
+        self._mount("-t", "tmpfs", "-o", f"mode=0700,size={ROOM}", "resil-drill", str(path))
+        self.undo_later(lambda: self.system.runner.run(["umount", "-l", str(path)], timeout_s=MOUNT_S))
+
+    def fill_checkpoints(self) -> Callable[[], None]:
+        """Make that tmpfs as small as its content; return what gives it room again."""
+        path = str(self._store_path())
+        status = os.statvfs(path)
+        used = (status.f_blocks - status.f_bfree) * status.f_frsize
+        self._mount("-o", f"remount,size={used}", path)
+        return self.undo_later(lambda: self._mount("-o", f"remount,size={ROOM}", path))
+
+    def _mount(self, *words: str) -> None:
+        try:
+            done = self.system.runner.run(["mount", *words], timeout_s=MOUNT_S)
+        except ResilError as error:
+            raise CouldNotLook(f"no small disk can be made here: {error.message}") from None
+        if done.returncode:
+            why = done.stderr.strip()[-200:]
+            raise CouldNotLook(f"no small disk can be made here: {why}", hint="run it where mounting is permitted")
+
+    def _store_path(self) -> Path:
+        assert self.store is not None
+        return self.store.path
+
+    def hang_controller(self) -> Callable[[], None]:
+        """Let every question of the watchdogs to the scheduler hang; return what lets it answer again.
+
+        Only theirs: the drill itself asks on, to see whether anything was done to the queue.
+        """
+        directory = self.scratch / "hanging"
+        make_directory(directory / "schedulers", mode=0o700)
+        for name in COMMANDS:
+            write_atomic(directory / name, f"#!/bin/sh\nexec sleep {HANG_S}\n", mode=0o700)
+        write_atomic(directory / "schedulers" / "local.py", HANGING, mode=0o600)
+        path, plugins = self.system.environ.get("PATH", ""), self.system.environ.get("RESIL_PLUGINS", "")
+        deadline_s = min(DEADLINE_S, self.stage.project.loaded.settings.scheduler.deadline_s)
+        environ = {"PATH": f"{directory}:{path}", "RESIL_SCHEDULER__DEADLINE_S": f"{deadline_s:g}"}
+        if self.stage.is_local:
+            environ["RESIL_PLUGINS"] = f"{plugins}:{directory}".strip(":")
+        self.watch(environ)
+        return self.undo_later(self.watch)
+
+    def lose_node(self) -> str:
+        """Lose the node of the batch shell; return a sentence. Raise CouldNotLook where that is not possible."""
+        if not self.stage.is_local:
+            raise CouldNotLook(
+                "only an administrator can take a node from SLURM",
+                hint="ask for a node to be set down while a job runs: resil drill lose-node on a test cluster",
+            )
+        scheduler = self.stage.project.scheduler()
+        assert isinstance(scheduler, LocalScheduler)
+        pids = scheduler.lose_node(JobId(self.job_id()))
+        return f"SIGKILL to all {len(pids)} processes of job {self.job_id()}, as when a node loses its power"
+
+    # ---- waiting -----------------------------------------------------------------------------------------------------
+
+    def until(self, found: Callable[[], ValueT], what: str, limit_s: float = 0.0) -> ValueT:
+        """Wait for something that must come. Raise CouldNotLook, with the end of the log, if it does not in time."""
+        left_s = max(0.0, self._deadline - self._clock.monotonic())
+        state = {"over": False}
+
+        def look() -> ValueT | bool:
+            try:
+                value = found()
+            except StateDirectoryError:  # a file that is being replaced
+                return False
+            state["over"] = not value and self._all_ended()
+            return value or state["over"]
+
+        try:
+            value = self.stage.until(look, min(limit_s or left_s, left_s), what)
+        except NotInTime as error:
+            raise CouldNotLook(f"{error.message}: {self._last_words()}") from None
+        if state["over"]:
+            raise CouldNotLook(f"all jobs ended before {what}: {self._last_words()}")
+        return value  # type: ignore[return-value]
+
+    def see(self, found: Callable[[], object], limit_s: float) -> bool:
+        """Wait for something that the drill is about; return False if it does not come in time."""
+        try:
+            self.until(found, "", limit_s)
+        except CouldNotLook:
+            return False
+        return True
+
+    def see_end(self, limit_s: float) -> bool:
+        """Wait for the end of the attempt that was struck, and measure it."""
+        if not self.see(lambda: self._row().failure is not None and self._row().end is not None, limit_s):
+            return False
+        row = self._row()
+        ended = row.end_time if row.end_time is not None else self._clock.now()
+        self.seen = replace(
+            self.seen,
+            stopped_s=max(0.0, ended - self._at),
+            end=_end_of(row),
+            cause="" if row.failure is None else row.failure.reason,
+            last_step=row.last_step,
+            saved_at=row.durable_step if (row.durable_step or 0) > (self.seen.durable or 0) else None,
+        )
+        self.say(f"the attempt ended after {self.seen.stopped_s:.0f} s: {self.seen.cause or self.seen.end}")
+        return True
+
+    def see_resume(self, limit_s: float) -> bool:
+        """Wait until the next attempt trains, and measure it."""
+        number = self._row().attempt
+
+        def next_one() -> LedgerRow | None:
+            later = [row for row in self.rows() if row.attempt > number and row.first_step is not None]
+            trains = [row for row in later if (row.last_step or 0) > (row.first_step or 0)]
+            return trains[0] if trains else None
+
+        if not self.see(next_one, limit_s):
+            return False
+        row = next_one()
+        assert row is not None
+        bad = self._set_aside()
+        self.seen = replace(
+            self.seen,
+            resumed_s=max(0.0, self._clock.now() - self._at),
+            resumed_at=row.first_step,
+            set_aside=tuple(bad),
+            lost_bytes=self._lost_bytes(),
+        )
+        self.say(f"attempt {row.attempt} goes on at step {row.first_step}")
+        return True
+
+    def see_told(self, limit_s: float, *checks: str) -> bool:
+        """Wait for the first message of one of these watchdogs (none: of any), and measure it."""
+
+        def told() -> bool:
+            self._measure_told(checks)
+            return self.seen.told_s is not None
+
+        return self.see(told, limit_s)
+
+    def see_steps(self, limit_s: float) -> bool:
+        """Wait for a few more steps; return False if there are none."""
+        begin = self.step()
+        return self.see(lambda: self.step() >= begin + STEPS, limit_s)
+
+    def see_went_on(self, limit_s: float) -> None:
+        """Wait for a few more steps, and record whether there were any."""
+        self.seen = replace(self.seen, went_on=self.see_steps(limit_s))
+
+    def see_failed_save(self, limit_s: float) -> None:
+        """Wait until a save has failed, or the attempt that was struck has ended."""
+
+        def failed() -> bool:
+            if self._row().failure is not None:
+                return self.see_end(0.0)
+            events = last_events(self.directory, self.job_id(), "0", words=(b'"save_failed"',))
+            late = [one for one in events if one.get("event") == "save_failed" and _time(one) >= self._at]
+            if late:
+                self.note(f"the save of step {late[-1].get('step')} failed: {late[-1].get('error')}")
+            return bool(late)
+
+        self.see(failed, limit_s)
+
+    def see_saved_again(self, limit_s: float) -> None:
+        """Ask for saves until one is durable, in this attempt or the next."""
+        before, asked_at = self.seen.durable or 0, 0.0
+
+        def saved() -> bool:
+            nonlocal asked_at
+            if self._clock.monotonic() > asked_at + ASK_AGAIN_S:
+                asked_at = self._clock.monotonic()
+                self.ask_for_save()
+            return (self.durable() or 0) > before
+
+        self.seen = replace(self.seen, saved_again=self.see(saved, limit_s))
+        if self._row().failure is not None and self.seen.stopped_s is None and self.see_end(1.0):
+            self.see_resume(1.0)
+
+    def finish(self) -> Seen:
+        """Return what was measured, with what watchdogs have told meanwhile."""
+        if self._at:
+            self._measure_told(())
+            self.seen = replace(self.seen, left_alone=self._queue() == self._jobs)
+        return self.seen
+
+    def close(self) -> list[str]:
+        """Undo the fault, end the watchdogs and all jobs. Return a sentence for each thing that is left."""
+        left = []
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except (ResilError, OSError) as error:
+                left.append(f"a fault could not be undone: {error}")
+        self.stop_watching()
+        return left + self.stage.close()
+
+    # ---- measuring ---------------------------------------------------------------------------------------------------
+
+    def _row(self) -> LedgerRow:
+        assert self._struck is not None
+        number = self._struck.attempt
+        return next(row for row in self.rows() if row.attempt == number)
+
+    def _trains(self) -> bool:
+        rows = self.rows()
+        if not rows or rows[-1].failure is not None:
+            return False
+        return (rows[-1].last_step or 0) >= (rows[-1].first_step or 0) + STEPS
+
+    def _measured_step_s(self) -> float:
+        begin, began = self.step(), self._clock.monotonic()
+        with suppress(CouldNotLook):
+            self.until(lambda: self.step() > begin + STEPS, "more steps")
+        done = self.step() - begin
+        return (self._clock.monotonic() - began) / done if done else 0.0
+
+    def _measure_told(self, checks: tuple[str, ...]) -> None:
+        if self.seen.told_s is not None:
+            return
+        found = [one for one in self._incidents() if not checks or one.check in checks]
+        if found:
+            first = min(found, key=lambda one: one.first_told or 0.0)
+            told_s = max(0.0, (first.first_told or 0.0) - self._at)
+            self.seen = replace(self.seen, told_s=told_s, told=f"{first.check}: {first.summary}")
+            self.say(f"told after {told_s:.0f} s: {self.seen.told}")
+
+    def _incidents(self) -> list[Incident]:
+        """Return the incidents of the drill that were told after the fault."""
+        ledger = open_alert_state(self.stage.project, touch=False).ledger
+        own = str(self.scratch)
+        return [
+            one
+            for one in ledger.incidents()
+            if one.first_told is not None and one.first_told >= self._at
+            and (one.run == self.name or own in one.subject or self.name in one.subject or one.check == "job")
+        ]  # fmt: skip
+
+    def _set_aside(self) -> list[str]:
+        if self.store is None or not self.facts.is_own_store:
+            return []
+        with suppress(OSError, ResilError):
+            return list(self.store.bad())
+        return []
+
+    def _lost_bytes(self) -> int:
+        """Return the size of what was set aside, and of saves that were never finished."""
+        store, names = self.store, list[str]()
+        if store is None or not self.facts.is_own_store:
+            return 0
+        with suppress(OSError, ResilError):
+            names = [f"{BAD}/{name}" for name in store.bad()] + store.parts()
+        return sum(_size(store.path / name) for name in names)
+
+    def _queue(self) -> tuple[tuple[str, str], ...]:
+        """Return the jobs that wait, and the number of submissions."""
+        with suppress(ResilError):
+            waiting = [(str(job.id.whole), job.reason) for job in self.stage.jobs() if job.state.is_waiting]
+            return (*sorted(waiting), ("submissions", str(len(read_intents(self.directory)))))
+        return ()
+
+    def _all_ended(self) -> bool:
+        try:
+            jobs: tuple[Job, ...] = self.stage.jobs()
+        except ResilError:
+            return False
+        return bool(jobs) and not any(job.state.is_alive for job in jobs)
+
+    def _last_words(self) -> str:
+        """Return why the training may not have come far enough: the end of its log."""
+        rows = self.rows()
+        if rows and rows[-1].failure is not None:
+            return rows[-1].failure.reason
+        path = newest_log(self.directory, read_intents(self.directory))
+        if path is None:
+            states = ", ".join(f"job {job.id} {job.state} {job.reason}".strip() for job in self.stage.jobs())
+            return states or "there is no job"
+        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()][-LOG_LINES:]
+        return "its log ends: " + " / ".join(lines) if lines else "its log is empty"
+
+
+def _end_of(row: LedgerRow) -> str:
+    if row.signal is not None:
+        return f"killed by {signal.Signals(row.signal).name}" if row.signal in set(signal.Signals) else "killed"
+    return "" if row.end is None else row.end.value
+
+
+def _time(event: Mapping[str, Any]) -> float:
+    time = event.get("time")
+    return float(time) if isinstance(time, int | float) else 0.0
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of all files in a directory, or of a file."""
+    total = 0
+    for root, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                total += Path(root, name).stat().st_size
+    return total
