@@ -115,6 +115,7 @@ def rehearse(
     root = scratch_of(project)
     with _scratch(project, root, keep=keep):
         for name, drill in found:
+            say(f"{name}: {drill.summary}. {drill.expects}")
             result = _rehearse(project, facts, name, drill, root / name, limit_s, say)
             yield result
             if result.outcome is Outcome.FAIL and result.reason.startswith(HARM):

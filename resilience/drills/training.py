@@ -53,10 +53,10 @@ COMMANDS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel", "sstat"
 HANGING = f"""\
 import time
 from resilience.schedulers.local import LocalScheduler
+def hang(self, *arguments, **options):
+    time.sleep({HANG_S})
 class Hanging(LocalScheduler):
-    def jobs(self, **_):
-        time.sleep({HANG_S})
-    job = presence = history = nodes = config = submit = cancel = jobs
+    jobs = job = presence = history = nodes = config = submit = cancel = find = hang
 SCHEDULER = Hanging
 """
 """A plugin that replaces the embedded scheduler, which has no commands outside of jobs, in the watchdogs of a drill."""
@@ -208,11 +208,12 @@ class Training:
     def stop_watching(self) -> None:
         """End the watchdogs."""
         if self._watch is not None:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                with suppress(ProcessLookupError):
-                    os.killpg(self._watch.pid, number)
-                with suppress(subprocess.TimeoutExpired):
-                    self._watch.wait(WATCH_END_S)
+            self._watch.terminate()  # not its probes, for whose answers it would wait
+            with suppress(subprocess.TimeoutExpired):
+                self._watch.wait(WATCH_END_S)
+            with suppress(ProcessLookupError):
+                os.killpg(self._watch.pid, signal.SIGKILL)
+            self._watch.wait()
             self._watch = None
 
     # ---- how it is broken --------------------------------------------------------------------------------------------
