@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, duration_s, open_project, single_command
-from resilience.cli.output import chosen, folded, paint, print_json, print_table, say
+from resilience.cli.output import chosen, folded, handled, paint, print_json, print_table, say
 from resilience.errors import EX_TEMPFAIL, UsageError
 from resilience.quantities import format_bytes, format_duration
 
@@ -128,13 +129,16 @@ def _make(project: Project, wanted: Sequence[str], command: str, limit_s: float,
     def tell(sentence: str) -> None:
         print(f"{clock.monotonic() - began:6.0f} s  {sentence}", file=sys.stderr if as_json else sys.stdout, flush=True)
 
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)  # what was begun is undone on the way out
+
     results: list[Result] = []
-    drills = rehearse(project, wanted, command=command, limit_s=limit_s, keep=keep, say=tell)
-    for result in drills:
-        results.append(result)
-        tell(f"{result.drill}: {result.outcome.value}: {result.reason}")
-        for left in result.left:
-            say(f"warning: {left}")
+    with handled(leave, signal.SIGTERM, signal.SIGHUP):
+        for result in rehearse(project, wanted, command=command, limit_s=limit_s, keep=keep, say=tell):
+            results.append(result)
+            tell(f"{result.drill}: {result.outcome.value}: {result.reason}")
+            for left in result.left:
+                say(f"warning: {left}")
     if as_json:
         print_json("drill", {"drills": [_record(result) for result in results]})
     else:
@@ -151,8 +155,8 @@ def _record(result: Result) -> dict[str, Any]:
     keys = ("drill", "summary", "expects", "outcome", "reason", "advice", "seconds", "left")
     seen = result.seen
     measured = (
-        "done", "step", "durable", "told_s", "told", "stopped_s", "end", "cause", "saved_at", "resumed_s", "resumed_at",
-        "last_step", "lost_bytes", "set_aside", "went_on", "left_alone", "saved_again", "notes",
+        "done", "step", "durable", "ranks", "told_s", "told", "stopped_s", "end", "cause", "saved_at", "resumed_s",
+        "resumed_at", "last_step", "lost_bytes", "set_aside", "went_on", "left_alone", "saved_again", "notes",
     )  # fmt: skip
     return {**chosen(result, *keys), "measured": {**chosen(seen, *measured), "redone": seen.redone}}
 

@@ -122,7 +122,10 @@ class Training:
     def step(self) -> int:
         """Return the newest step of rank 0; 0 before the first."""
         found = self.stage.ranks(self.name).get(0)
-        return 0 if found is None else found[1].step
+        if found is not None:
+            return found[1].step
+        rows = self.rows()
+        return (rows[-1].last_step or 0) if rows else 0
 
     def durable(self) -> int | None:
         """Return the step of the newest durable save of the running attempt; None: none."""
@@ -142,7 +145,7 @@ class Training:
         request = SubmitRequest(run=self.name, time=str(minutes), **queued)
         job = self.stage.submit(request)
         self.say(f"queued {JOBS} jobs, one after another: {job}")
-        self.until(self._trains, "the first steps of the training")
+        self.until(self._trains, "the first steps, which a guard reports,")
         self.step_s = self._measured_step_s()
         self.say(f"it trains: step {self.step()}, {format_duration(self.step_s)} per step")
 
@@ -170,7 +173,8 @@ class Training:
         self._struck = rows[-1]
         self._at = self._clock.now()
         self._jobs = self._queue()
-        self.seen = replace(self.seen, done=done, step=self.step(), durable=self.durable())
+        ranks = len(self.stage.ranks(self.name))
+        self.seen = replace(self.seen, done=done, step=self.step(), durable=self.durable(), ranks=ranks)
         self.say(done)
 
     def note(self, sentence: str) -> None:
@@ -188,12 +192,13 @@ class Training:
 
         return now
 
-    def watch(self, environ: Mapping[str, str] | None = None, *checks: str) -> None:
-        """Run the watchdogs from now on as cron does, only more often; with further variables, instead of before."""
+    def watch(self, environ: Mapping[str, str] | None = None, deadline_s: float = 0.0) -> None:
+        """Run the watchdogs from now on as cron does, only more often, instead of those that run already."""
         self.stop_watching()
         hang_s = min(MOST_HANG_S, max(self.tempo.hang_s, SLOW * self.step_s))
         own = {"RESIL_WATCH__LOG__TIMEOUT_S": f"{hang_s:g}", **(environ or {})}
-        words = ["watch", *(checks or ("--all",)), "--every", f"{self.tempo.watch_s:g}s"]
+        words = ["watch", "--all", "--every", f"{self.tempo.watch_s:g}s"]
+        words += ["--deadline", f"{deadline_s:g}s"] if deadline_s else []
         with open(self.scratch / "watch.log", "ab") as output:
             self._watch = subprocess.Popen(
                 [sys.executable, "-m", "resilience", *words],
@@ -301,7 +306,7 @@ class Training:
         environ = {"PATH": f"{directory}:{path}", "RESIL_SCHEDULER__DEADLINE_S": f"{deadline_s:g}"}
         if self.stage.is_local:
             environ["RESIL_PLUGINS"] = f"{plugins}:{directory}".strip(":")
-        self.watch(environ)
+        self.watch(environ, deadline_s)
         return self.undo_later(self.watch)
 
     def lose_node(self) -> str:

@@ -86,6 +86,7 @@ class Seen:
     Attributes:
         done: what was done to the training, in words; empty: the drill did not come so far.
         step: the newest step of the training then, and `durable` that of the newest durable checkpoint.
+        ranks: how many ranks had a heartbeat then.
         told_s: until the first message about it; None: there was none. `told` is its text.
         stopped_s: until the attempt ended; None: it did not. `end` says how, `cause` why, as `resil why` does.
         saved_at: the step of a save between the fault and the end; None: there was none.
@@ -102,6 +103,7 @@ class Seen:
     done: str = ""
     step: int = 0
     durable: int | None = None
+    ranks: int = 0
     told_s: float | None = None
     told: str = ""
     stopped_s: float | None = None

@@ -11,7 +11,8 @@ from resilience.quantities import format_duration
 if TYPE_CHECKING:
     from resilience.drills.training import Training
 
-TELL_S, END_S, RESUME_S = 240.0, 180.0, 300.0
+TELL_S, END_S, RESUME_S = 240.0, 300.0, 300.0
+"""resil acts upon a hang when its signs have lasted for 2 min, and collects evidence before."""
 ENDS = ("restart_step", "requeue")
 """Settings of `on_hang` that end a training that hangs."""
 
@@ -46,13 +47,18 @@ def play(training: Training) -> None:
     resume = training.undo_later(lambda: training.signal_rank(rank, signal.SIGCONT, quietly=True))
     training.struck(done)
     training.see_told(TELL_S, "log", "ranks")
-    if training.facts.on_hang in ENDS and training.facts.acts:
+    if _is_ended(training.facts, training.seen):
         if training.see_end(END_S):
             training.see_resume(RESUME_S)
         return
     resume()
     training.say("SIGCONT: the rank goes on")
     training.see_went_on(RESUME_S)
+
+
+def _is_ended(facts: Facts, seen: Seen) -> bool:
+    """Return whether on_hang must end the launch: only where other ranks show that one keeps them waiting. Pure."""
+    return facts.on_hang in ENDS and facts.acts and seen.ranks > 1
 
 
 def judge(seen: Seen, facts: Facts) -> Judgement:
@@ -64,13 +70,15 @@ def judge(seen: Seen, facts: Facts) -> Judgement:
             "give the guard every step: guard.step(); see: resil watch log --explain",
         )
     told = f"told after {seen.told_s:.0f} s ({_after(facts)} with your settings)"
-    if facts.on_hang in ENDS and facts.acts:
+    if _is_ended(facts, seen):
         if seen.resumed_s is None:
             return Judgement(
                 Outcome.FAIL, f"{told}, but {facts.on_hang} did not follow", "see: resil why; resil stacks"
             )
         return Judgement(Outcome.PASS, f"{told}, then {facts.on_hang}; {resumed(seen)}")
     advice = "let the hang end by itself: on_hang = restart_step in [watch.log], enabled = true in [act]"
+    if facts.on_hang in ENDS and facts.acts:
+        advice = f"{facts.on_hang} acts only where other ranks wait for one: with a single rank, a person must"
     if not seen.went_on and seen.stopped_s is None:
         return Judgement(Outcome.FAIL, f"{told}; the training did not go on when the rank did", "see: resil stacks")
     if not facts.channels:

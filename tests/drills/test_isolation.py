@@ -1,0 +1,96 @@
+"""A drill stays away from the real run: its settings, what it warns of, and what it looks at."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from resilience.drills.isolation import SLURM_TEMPO, changed, drill_run, fingerprint, hazards, isolated
+from resilience.drills.library import Facts
+from resilience.drills.stage import own_environ
+
+PROJECT = Path("/home/ada/gpt")
+FACTS = Facts(run="gpt", command="python train.py", store="/home/ada/gpt/checkpoints/gpt")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python train.py",
+        "python train.py --lr 0.1 --data /data/c4",
+        "torchrun --nproc-per-node 8 train.py --log-level debug",
+        "python train.py --log_every 10 --output-format json --logging",
+        'python train.py --save "$RESIL_DRILL_DIR"',
+        "python train.py --out ${RESIL_DRILL_DIR:-/scratch/gpt}",
+        "if true; then python 'train.py",
+    ],
+)
+def test_a_command_that_names_no_output_may_be_drilled(command: str) -> None:
+    assert hazards(FACTS, PROJECT, command) == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("python train.py /home/ada/gpt/checkpoints/gpt", "names the real run's directory of checkpoints"),
+        ("python train.py --resume=/home/ada/gpt/checkpoints/gpt/step-00000010", "names the real run's directory"),
+        ("python train.py ./checkpoints/gpt/", "names the real run's directory"),
+        ("python train.py --output_dir /scratch/gpt", "--output_dir /scratch/gpt"),
+        ("python train.py --output_dir=runs", "--output_dir=runs"),
+        ("python train.py hydra.out_dir=runs", "out_dir=runs"),
+        ("python pretrain.py --save /scratch/gpt --tensorboard-dir /scratch/tb", "--save /scratch/gpt"),
+        ("python train.py --ckpt-path x.pt", "--ckpt-path x.pt"),
+        ("python train.py --logdir logs", "--logdir logs"),
+    ],
+)
+def test_a_command_that_writes_where_the_real_run_does_is_named(command: str, says: str) -> None:
+    found = hazards(FACTS, PROJECT, command)
+    assert found and says in found[0], found
+
+
+def test_a_training_that_saves_where_resil_does_not_know_would_go_on_from_the_real_run() -> None:
+    (found,) = hazards(Facts(run="gpt", command="python train.py"), PROJECT, "python train.py")
+    assert "overwrite" in found
+
+
+def test_state_checkpoints_and_evidence_are_those_of_the_drill(tmp_path: Path) -> None:
+    own = isolated(FACTS, "walltime", tmp_path, SLURM_TEMPO)
+    assert own["RESIL_RUN__NAME"] == "gpt-drill"
+    places = ("RESIL_RUN__STATE_DIR", "RESIL_CHECKPOINTS__PATH", "RESIL_NODES__EVIDENCE")
+    assert {os.path.commonpath([own[name], tmp_path]) for name in places} == {str(tmp_path)}
+    assert own["RESIL_ALERT__CHANNELS"] == "console", "nobody is woken by a drill"
+    assert "RESIL_CHECKPOINTS__PATH" not in isolated(Facts(run="gpt"), "walltime", tmp_path, SLURM_TEMPO)
+
+
+def test_the_name_of_a_long_run_still_fits() -> None:
+    assert drill_run("x" * 100).endswith("-drill") and len(drill_run("x" * 100)) == 100
+
+
+def test_the_environment_of_a_surrounding_job_is_left_out() -> None:
+    environ = {
+        "SLURM_JOB_ID": "7",
+        "RESIL_RUN": "gpt",
+        "RESIL_ATTEMPT": "3",
+        "RESIL_SBATCH__PARTITION": "p",
+        "HOME": "/",
+    }
+    own = own_environ(environ, {"RESIL_RUN__NAME": "x"}, Path("/spool"))
+    assert own == {
+        "RESIL_SBATCH__PARTITION": "p", "HOME": "/", "RESIL_RUN__NAME": "x", "RESIL_LOCAL_SPOOL": "/spool",
+        "RESIL_LOCAL_IDLE_S": "1",
+    }  # fmt: skip
+
+
+def test_files_that_were_changed_added_and_removed_are_found(tmp_path: Path) -> None:
+    for name in ("kept", "grown", "gone"):
+        (tmp_path / name).write_text(name)
+    before = fingerprint(tmp_path)
+    (tmp_path / "grown").write_text("longer than before")
+    (tmp_path / "gone").unlink()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "file").touch()
+    found = [Path(name).name for name in changed(before, fingerprint(tmp_path))]
+    assert found == ["gone", "grown", "file"]
+    assert fingerprint(tmp_path / "nowhere") == {} == fingerprint(None)
