@@ -25,7 +25,7 @@ EPILOG = (
     "Examples: resil drill --plan; resil drill kill-rank; resil drill --all; resil drill --all --json; "
     "resil drill walltime --command 'python train.py --out $RESIL_DRILL_DIR'"
 )
-LIMIT, LEAST_S = "15m", 30.0
+LIMIT, LEAST_S = "30m", 30.0
 _COLOURS = {"PASS": "green", "FAIL": "red", "UNKNOWN": "yellow"}
 
 

@@ -16,7 +16,7 @@ from resilience.drills.facts import facts_of
 from resilience.drills.isolation import changed, fingerprint, isolated, tempo_of
 from resilience.drills.library import Drill, Facts, Judgement, Outcome, Seen
 from resilience.drills.stage import Stage, own_environ
-from resilience.drills.training import CouldNotLook, Training
+from resilience.drills.training import CouldNotLook, Training, end_watch
 from resilience.errors import ResilError, UsageError
 from resilience.messages import suggest
 from resilience.plugins import Family
@@ -25,7 +25,7 @@ from resilience.runs.run_jobs import live_jobs
 from resilience.settings.load import CONFIG_VARIABLE, load
 from resilience.system.files import make_directory, write_atomic
 
-LIMIT_S = 900.0
+LIMIT_S = 1800.0
 """How long one drill may take."""
 OWNER = "owner"
 MARK = "drill"
@@ -164,6 +164,8 @@ def _play(drill: Drill, training: Training, facts: Facts) -> Judgement:
         return Judgement(Outcome.UNKNOWN, error.message, error.hint)
     except ResilError as error:
         return Judgement(Outcome.UNKNOWN, f"the drill could not be made: {error.message}", error.hint)
+    except OSError as error:
+        return Judgement(Outcome.UNKNOWN, f"the drill could not be made: {error}")
 
 
 def _own_project(project: Project, facts: Facts, name: str, scratch: Path) -> Project:
@@ -209,6 +211,7 @@ def _clean_up(project: Project, root: Path) -> None:
         raise UsageError(f"another drill runs: process {pid}", hint="wait for it, or interrupt it")
     facts = facts_of(project)
     for scratch in [path for path in root.iterdir() if path.is_dir()]:
+        end_watch(scratch)
         with suppress(ResilError):
             project.system.runner.run(["umount", "-l", str(scratch / "checkpoints")], timeout_s=10)
         Stage(_own_project(project, facts, scratch.name, scratch)).close()

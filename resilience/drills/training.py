@@ -16,7 +16,8 @@ from resilience import layout
 from resilience.alerts.incident import Incident
 from resilience.alerts.state import open_alert_state
 from resilience.attempts.ledger import LedgerRow, read_ledger
-from resilience.checkpoints.directory import StoreDirectory
+from resilience.base.processes import is_same, start_ticks
+from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.names import BAD
 from resilience.drills.isolation import Tempo
 from resilience.drills.library import Facts, Seen
@@ -44,8 +45,12 @@ SLOW = 5.0
 """A training counts as hung after so many of its steps, if that is longer than the tempo says."""
 MOST_HANG_S = 600.0
 LOG_LINES = 5
+WATCH = "watch.pid"
 WATCH_END_S = 10.0
 ASK_AGAIN_S = 5.0
+SLOWER = 3.0
+"""The next attempt may take so many times as long to start as the first one did."""
+HELD = ("JobHeldUser", "JobHeldAdmin")
 MOUNT_S, HANG_S, DEADLINE_S = 10.0, 3600, 5.0
 ROOM = "50%"
 """Of the memory, which a tmpfs takes only as far as it is used."""
@@ -91,7 +96,7 @@ class Training:
         self._clock = stage.project.system.clock
         self._deadline = self._clock.monotonic() + limit_s
         self._limit_s = limit_s
-        self._at = 0.0
+        self._at = self._start_s = 0.0
         self._struck: LedgerRow | None = None
         self._jobs: tuple[tuple[str, str], ...] = ()
         self._watch: subprocess.Popen[bytes] | None = None
@@ -143,9 +148,11 @@ class Training:
         spares = self.stage.project.loaded.settings.nodes.spares
         queued = {"chain": JOBS} if spares else {"array": str(JOBS)}
         request = SubmitRequest(run=self.name, time=str(minutes), **queued)
+        began = self._clock.monotonic()
         job = self.stage.submit(request)
         self.say(f"queued {JOBS} jobs, one after another: {job}")
         self.until(self._trains, "the first steps, which a guard reports,")
+        self._start_s = self._clock.monotonic() - began
         self.step_s = self._measured_step_s()
         self.say(f"it trains: step {self.step()}, {format_duration(self.step_s)} per step")
 
@@ -156,10 +163,10 @@ class Training:
         switches.set_switch(self.stage.project, self.directory, layout.SAVE_SWITCH, why="a drill", scope=Scope.JOB)
         self.until(lambda: (self.durable() or 0) > max(before, asked - 1), "a save, which the drill asked for")
         durable = self.durable() or 0
-        if self.store is not None and self.facts.is_own_store and not self.store.checkpoints():
+        if self.store is not None and self.facts.is_own_store and not self._checkpoints():
             raise CouldNotLook(
-                f"step {durable} was saved, and not in {self.store.path}, where [checkpoints] says: the training saves "
-                "in a place of its own, so the drill was ended",
+                f"step {durable} was saved, and not in {self.store.path}, where the drill wants it: the training saves "
+                "in a place of its own",
                 hint="save with Store.from_env(), or name $RESIL_DRILL_DIR in the command",
             )
         self.say(f"saved at step {durable}")
@@ -197,7 +204,8 @@ class Training:
         self.stop_watching()
         hang_s = min(MOST_HANG_S, max(self.tempo.hang_s, SLOW * self.step_s))
         own = {"RESIL_WATCH__LOG__TIMEOUT_S": f"{hang_s:g}", **(environ or {})}
-        words = ["watch", "--all", "--every", f"{self.tempo.watch_s:g}s"]
+        count = 1 + round(self._limit_s / self.tempo.watch_s)  # then it ends by itself, also if the drill was killed
+        words = ["watch", "--all", "--alert", "--every", f"{self.tempo.watch_s:g}s", "--count", str(count)]
         words += ["--deadline", f"{deadline_s:g}s"] if deadline_s else []
         with open(self.scratch / "watch.log", "ab") as output:
             self._watch = subprocess.Popen(
@@ -209,6 +217,7 @@ class Training:
                 env={**self.system.environ, **own},
                 start_new_session=True,
             )
+        write_atomic(self.scratch / WATCH, f"{self._watch.pid} {start_ticks(self._watch.pid) or 0}\n", mode=0o600)
 
     def stop_watching(self) -> None:
         """End the watchdogs."""
@@ -254,7 +263,7 @@ class Training:
 
     def newest_checkpoint(self) -> Path:
         """Return the newest checkpoint. Raise CouldNotLook."""
-        found = self.store.checkpoints() if self.store is not None else []
+        found = self._checkpoints()
         if not found:
             raise CouldNotLook("there is no checkpoint")
         return found[-1].path
@@ -345,10 +354,19 @@ class Training:
         return value  # type: ignore[return-value]
 
     def see(self, found: Callable[[], object], limit_s: float) -> bool:
-        """Wait for something that the drill is about; return False if it does not come in time."""
+        """Wait for something that the drill is about; return False if it does not come in `limit_s`.
+
+        Raise CouldNotLook if the time of the whole drill was over before.
+        """
+        left_s = self._deadline - self._clock.monotonic()
         try:
             self.until(found, "", limit_s)
         except CouldNotLook:
+            if limit_s > left_s and self._clock.monotonic() >= self._deadline:
+                raise CouldNotLook(
+                    f"the drill was not over after {format_duration(self._limit_s)}",
+                    hint="give it more time: --limit 2h; or queue its jobs where they start sooner",
+                ) from None
             return False
         return True
 
@@ -378,7 +396,10 @@ class Training:
             trains = [row for row in later if (row.last_step or 0) > (row.first_step or 0)]
             return trains[0] if trains else None
 
-        if not self.see(next_one, limit_s):
+        if not self.see(next_one, max(limit_s, SLOWER * self._start_s)):
+            waiting = [job for job in self.stage.jobs() if job.state.is_waiting and job.reason not in HELD]
+            if waiting and not any(job.state.may_have_processes for job in self.stage.jobs()):
+                raise CouldNotLook(f"the next job waits in the queue: {waiting[0].id} {waiting[0].reason}")
             return False
         row = next_one()
         assert row is not None
@@ -499,6 +520,12 @@ class Training:
             and (one.run == self.name or own in one.subject or self.name in one.subject or one.check == "job")
         ]  # fmt: skip
 
+    def _checkpoints(self) -> list[Checkpoint]:
+        try:
+            return [] if self.store is None else self.store.checkpoints()
+        except FileNotFoundError:
+            return []
+
     def _set_aside(self) -> list[str]:
         if self.store is None or not self.facts.is_own_store:
             return []
@@ -546,6 +573,14 @@ def _end_of(row: LedgerRow) -> str:
     if row.signal is not None:
         return f"killed by {signal.Signals(row.signal).name}" if row.signal in set(signal.Signals) else "killed"
     return "" if row.end is None else row.end.value
+
+
+def end_watch(scratch: Path) -> None:
+    """End the watchdogs of a drill that was killed."""
+    with suppress(OSError, ValueError):
+        pid, ticks = map(int, (scratch / WATCH).read_text().split())
+        if is_same(pid, ticks):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _time(event: Mapping[str, Any]) -> float:

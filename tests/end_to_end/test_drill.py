@@ -1,0 +1,95 @@
+"""`resil drill` as a user types it: real trainings are broken on the embedded scheduler, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.drills.drilled import TRAIN, settings
+from tests.end_to_end.conftest import PATIENCE_S, Shell
+
+SOAK = pytest.mark.skipif(os.environ.get("RESIL_SOAK") != "1", reason="takes minutes: set RESIL_SOAK=1")
+
+
+def prepare(shell: Shell, arguments: str = "", more: str = "") -> None:
+    (shell.directory / "train.py").write_text(TRAIN)
+    shell.settings(settings(sys.executable, arguments) + more)
+
+
+def names_in(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*") if "__pycache__" not in path.parts}
+
+
+def test_a_rank_is_killed_the_next_attempt_goes_on_and_nothing_is_left(shell: Shell) -> None:
+    prepare(shell)
+    real = shell.directory / "checkpoints" / "tiny"
+    real.mkdir(parents=True)
+    (real / "of-the-real-run").touch()
+    before = names_in(shell.directory)
+    done = shell.resil("drill", "kill-rank", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (drill,) = json.loads(done.stdout)["drills"]
+    measured = drill["measured"]
+    assert drill["outcome"] == "PASS" and measured["end"] == "killed by SIGKILL"
+    assert 0 < measured["durable"] == measured["resumed_at"] <= measured["last_step"]
+    assert measured["redone"] == measured["last_step"] - measured["resumed_at"]
+    assert "should" not in drill["reason"] and "goes on at the newest checkpoint" in done.stderr, "said before"
+    assert names_in(shell.directory) == before
+    assert shell.resil("status").stdout.strip() == "" or "drill" not in shell.resil("status").stdout
+
+
+def test_a_training_that_writes_into_the_real_checkpoints_is_refused_and_if_not_is_found_out(shell: Shell) -> None:
+    prepare(shell, arguments="checkpoints/tiny")
+    refused = shell.resil("drill", "--all")
+    assert refused.returncode == 2 and "names the real run's directory" in refused.stderr
+    assert "--yes" in refused.stderr and not (shell.directory / ".resil-drill").exists()
+    (shell.directory / "hidden.py").write_text('import sys\nsys.argv.append("checkpoints/tiny")\n' + TRAIN)
+    shell.settings(settings(sys.executable).replace("train.py", "hidden.py"))
+    done = shell.resil("drill", "kill-rank", "walltime")
+    assert done.returncode == 1, done.stdout
+    assert "changed files of the real run" in done.stdout and "walltime:" not in done.stdout
+
+
+@pytest.mark.soak
+@SOAK
+@pytest.mark.timeout(900)
+def test_every_drill_passes_with_a_training_that_does_everything_right(shell: Shell) -> None:
+    prepare(shell)
+    before = names_in(shell.directory)
+    done = shell.resil("drill", "--all", "--json")
+    found = {one["drill"]: one for one in json.loads(done.stdout)["drills"]}
+    wrong = [(name, one["reason"]) for name, one in found.items() if one["outcome"] == "FAIL"]
+    assert wrong == [], done.stderr
+    assert len(found) == 7 and not any(one["left"] for one in found.values())
+    assert found["corrupt-checkpoint"]["measured"]["lost_bytes"] > 200_000
+    assert found["walltime"]["measured"]["redone"] == 0
+    assert names_in(shell.directory) == before
+
+
+@pytest.mark.soak
+@SOAK
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_drill_leaves_nothing_and_a_killed_one_is_cleaned_up_by_the_next(
+    shell: Shell, number: signal.Signals
+) -> None:
+    prepare(shell)
+    before = names_in(shell.directory)
+    argv = [sys.executable, "-m", "resilience", "drill", "stop-rank"]
+    drill = subprocess.Popen(argv, cwd=shell.directory, env=shell.environment, stdout=subprocess.PIPE, text=True)
+    assert drill.stdout is not None
+    for line in drill.stdout:
+        if "SIGSTOP" in line:
+            break
+    drill.send_signal(number)
+    assert drill.wait(PATIENCE_S) in (128 + number, -number)
+    drill.stdout.close()
+    if number is signal.SIGKILL:
+        assert (shell.directory / ".resil-drill" / "owner").exists()
+        assert shell.resil("drill", "walltime").returncode == 0
+    assert names_in(shell.directory) == before
