@@ -172,16 +172,18 @@ class Training:
         self.say(f"saved at step {durable}")
         return durable
 
-    def struck(self, done: str) -> None:
-        """Record that the fault happened now. Everything is measured from here."""
+    def strike(self, act: Callable[[], str]) -> None:
+        """Inject the fault; `act` does it and returns what it did, in words. Everything is measured from here."""
         rows = self.rows()
         if not rows or rows[-1].failure is not None:
             raise CouldNotLook(f"the training ended before the fault: {self._last_words()}")
         self._struck = rows[-1]
-        self._at = self._clock.now()
         self._jobs = self._queue()
         ranks = len(self.stage.ranks(self.name))
-        self.seen = replace(self.seen, done=done, step=self.step(), durable=self.durable(), ranks=ranks)
+        self.seen = replace(self.seen, step=self.step(), durable=self.durable(), ranks=ranks)
+        self._at = self._clock.now()
+        done = act()
+        self.seen = replace(self.seen, done=done)
         self.say(done)
 
     def note(self, sentence: str) -> None:
@@ -279,13 +281,16 @@ class Training:
         self._mount("-t", "tmpfs", "-o", f"mode=0700,size={ROOM}", "resil-drill", str(path))
         self.undo_later(lambda: self.system.runner.run(["umount", "-l", str(path)], timeout_s=MOUNT_S))
 
-    def fill_checkpoints(self) -> Callable[[], None]:
-        """Make that tmpfs as small as its content; return what gives it room again."""
+    def fill_checkpoints(self) -> None:
+        """Make that tmpfs as small as its content."""
         path = str(self._store_path())
         status = os.statvfs(path)
         used = (status.f_blocks - status.f_bfree) * status.f_frsize
         self._mount("-o", f"remount,size={used}", path)
-        return self.undo_later(lambda: self._mount("-o", f"remount,size={ROOM}", path))
+
+    def make_room(self) -> None:
+        """Give that tmpfs room again."""
+        self._mount("-o", f"remount,size={ROOM}", str(self._store_path()))
 
     def _mount(self, *words: str) -> None:
         try:
@@ -300,8 +305,8 @@ class Training:
         assert self.store is not None
         return self.store.path
 
-    def hang_controller(self) -> Callable[[], None]:
-        """Let every question of the watchdogs to the scheduler hang; return what lets it answer again.
+    def hang_controller(self) -> str:
+        """Let every question of the watchdogs to the scheduler hang, until `watch` is called; return a sentence.
 
         Only theirs: the drill itself asks on, to see whether anything was done to the queue.
         """
@@ -316,7 +321,7 @@ class Training:
         if self.stage.is_local:
             environ["RESIL_PLUGINS"] = f"{plugins}:{directory}".strip(":")
         self.watch(environ, deadline_s)
-        return self.undo_later(self.watch)
+        return "the controller does not answer"
 
     def lose_node(self) -> str:
         """Lose the node of the batch shell; return a sentence. Raise CouldNotLook where that is not possible."""

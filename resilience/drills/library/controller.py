@@ -25,8 +25,8 @@ def outlook(facts: Facts) -> Outlook:
 def play(training: Training) -> None:
     """Let every question to the controller hang, until a watchdog has told it."""
     training.more_steps()
-    answer_again = training.hang_controller()
-    training.struck("the controller does not answer")
+    answer_again = training.undo_later(training.watch)
+    training.strike(training.hang_controller)
     training.see_told(TELL_S, "job")
     went_on = training.see_steps(TELL_S)
     answer_again()

@@ -40,10 +40,14 @@ def play(training: Training) -> None:
     training.more_steps()
     training.save()
     training.watch()
-    path, bit = flip_bit(training.newest_checkpoint())
-    training.note(f"bit {bit} of {path.name}")
-    done = training.signal_rank(training.last_rank(), signal.SIGKILL)
-    training.struck(f"one bit of {path.parent.name}/{path.name} was flipped; then {done}")
+    rank = training.last_rank()
+
+    def damage() -> str:
+        path, bit = flip_bit(training.newest_checkpoint())
+        done = training.signal_rank(rank, signal.SIGKILL)
+        return f"bit {bit} of {path.parent.name}/{path.name} was flipped; then {done}"
+
+    training.strike(damage)
     if training.see_end(END_S):
         training.see_resume(RESUME_S)
 

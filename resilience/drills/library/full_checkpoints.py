@@ -41,9 +41,14 @@ def play(training: Training) -> None:
     training.save()
     training.watch()
     training.more_steps()
-    give_back = training.fill_checkpoints()
-    training.struck("no byte is free where the checkpoints are, and a save is due")
-    training.ask_for_save()
+    give_back = training.undo_later(training.make_room)
+
+    def fill() -> str:
+        training.fill_checkpoints()
+        training.ask_for_save()
+        return "no byte is free where the checkpoints are, and a save is due"
+
+    training.strike(fill)
     training.see_told(TELL_S, "fs", "log", "ckpt")
     training.see_failed_save(TELL_S)
     give_back()

@@ -35,7 +35,8 @@ def play(training: Training) -> None:
     training.save()
     training.watch()
     training.more_steps()
-    training.struck(training.signal_rank(training.last_rank(), signal.SIGKILL))
+    rank = training.last_rank()
+    training.strike(lambda: training.signal_rank(rank, signal.SIGKILL))
     if training.see_end(END_S):
         training.see_resume(RESUME_S)
 

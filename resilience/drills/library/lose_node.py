@@ -37,7 +37,7 @@ def play(training: Training) -> None:
     training.save()
     training.watch()
     training.more_steps()
-    training.struck(training.lose_node())
+    training.strike(training.lose_node)
     if training.see_end(END_S):
         training.see_resume(RESUME_S)
 

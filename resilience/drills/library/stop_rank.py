@@ -43,9 +43,8 @@ def play(training: Training) -> None:
     training.watch()
     training.more_steps()
     rank = training.last_rank()
-    done = training.signal_rank(rank, signal.SIGSTOP)
     resume = training.undo_later(lambda: training.signal_rank(rank, signal.SIGCONT, quietly=True))
-    training.struck(done)
+    training.strike(lambda: training.signal_rank(rank, signal.SIGSTOP))
     training.see_told(TELL_S, "log", "ranks")
     if _is_ended(training.facts, training.seen):
         if training.see_end(END_S):

@@ -45,12 +45,16 @@ def play(training: Training) -> None:
     """Cut the time limit of the running job, whose guard has measured a save."""
     training.save()
     training.more_steps()
-    cut_s = training.tempo.cut_s
-    job = JobId.parse(str(training.job_id()))
-    end = training.system.clock.now() + cut_s
-    training.stage.project.scheduler().update(job, JobUpdate(end_time=end))
-    training.struck(f"the time limit of job {job} was cut to {cut_s:g} s from now")
     training.watch()
+    cut_s = training.tempo.cut_s
+
+    def cut() -> str:
+        job = JobId(training.job_id())
+        end = training.system.clock.now() + cut_s
+        training.stage.project.scheduler().update(job, JobUpdate(end_time=end))
+        return f"the time limit of job {job} was cut to {cut_s:g} s from now"
+
+    training.strike(cut)
     if training.see_end(cut_s + SLACK_S):
         training.see_resume(RESUME_S)
 
