@@ -17,8 +17,8 @@ from resilience.quantities import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from resilience.drills.library import Facts, Seen
     from resilience.drills.rehearse import Result
+    from resilience.drills.words import Facts, Seen
     from resilience.runs.project import Project
 
 EPILOG = (
@@ -120,8 +120,8 @@ def _refuse_harm(project: Project, facts: Facts, *, yes: bool) -> None:
 
 
 def _make(project: Project, wanted: Sequence[str], command: str, limit_s: float, *, keep: bool, as_json: bool) -> int:
-    from resilience.drills.library import Outcome
     from resilience.drills.rehearse import rehearse, scratch_of
+    from resilience.drills.words import Outcome
 
     clock = project.system.clock
     began = clock.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from resilience.drills.library import Facts
+from resilience.drills.words import Facts
 from resilience.errors import QuantityError, ResilError
 from resilience.quantities import parse_slurm_time_s
 from resilience.runs.project import Project

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilience.drills.library import Facts
+from resilience.drills.words import Facts
 
 VARIABLE, DIRECTORY_VARIABLE = "RESIL_DRILL", "RESIL_DRILL_DIR"
 """Set in the jobs of a drill: its name, and a directory of its own. A command may use them."""

@@ -14,9 +14,10 @@ from pathlib import Path
 from resilience.base.processes import is_there
 from resilience.drills.facts import facts_of
 from resilience.drills.isolation import changed, fingerprint, isolated, tempo_of
-from resilience.drills.library import Drill, Facts, Judgement, Outcome, Seen
+from resilience.drills.library import Drill
 from resilience.drills.stage import Stage, own_environ
 from resilience.drills.training import CouldNotLook, Training, end_watch
+from resilience.drills.words import Facts, Judgement, Outcome, Seen
 from resilience.errors import ResilError, UsageError
 from resilience.messages import suggest
 from resilience.plugins import Family

@@ -38,10 +38,12 @@ class NotInTime(ResilError):
 
 
 def own_environ(environ: Mapping[str, str], own: Mapping[str, str], spool: Path | None) -> dict[str, str]:
-    """Return the environment of a stage: not that of a surrounding job or run, with settings `own` and, for the
-    embedded scheduler, a spool of its own. Settings of sbatch (`RESIL_SBATCH__PARTITION`) are kept. Pure."""
+    """Return the environment of a stage: not that of a surrounding run, with settings `own` and, for the embedded
+    scheduler, a spool of its own and nothing of SLURM. Pure."""
     foreign = ("RESIL_RUN", "RESIL_RUN_DIR", "RESIL_GUARD", "RESIL_ATTEMPT", "RESIL_END_TIME")
-    kept = {name: text for name, text in environ.items() if name not in foreign and not name.startswith("SLURM_")}
+    kept = {name: text for name, text in environ.items() if name not in foreign}
+    if spool is not None:
+        kept = {name: text for name, text in kept.items() if not name.startswith(("SLURM_", "SBATCH_"))}
     mine = {} if spool is None else {SPOOL: str(spool), IDLE: kept.get(IDLE, "1")}
     return {**kept, **mine, **own}
 

@@ -20,10 +20,11 @@ from resilience.base.processes import is_same, start_ticks
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.names import BAD
 from resilience.drills.isolation import Tempo
-from resilience.drills.library import Facts, Seen
 from resilience.drills.stage import NotInTime, Stage
+from resilience.drills.words import Facts, Seen
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import Job, JobId
+from resilience.messages import cut
 from resilience.quantities import format_duration
 from resilience.runs import switches
 from resilience.runs.run_directory import RunDirectory
@@ -298,7 +299,7 @@ class Training:
         except ResilError as error:
             raise CouldNotLook(f"no small disk can be made here: {error.message}") from None
         if done.returncode:
-            why = done.stderr.strip()[-200:]
+            why = cut(done.stderr.strip().partition("\n")[0], 200)
             raise CouldNotLook(f"no small disk can be made here: {why}", hint="run it where mounting is permitted")
 
     def _store_path(self) -> Path:

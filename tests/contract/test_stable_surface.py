@@ -35,7 +35,7 @@ from resilience.job import JobState
 from resilience.ranks import collect
 from resilience.runs.project import schedulers
 from tests.checkpoints.saves import write_part
-from tests.cli import test_demo
+from tests.cli import test_demo, test_drill
 from tests.cli.test_ranks import write_beats
 from tests.inject.checkpoint.files import safetensors
 from tests.lab.fakes import a_job
@@ -279,6 +279,9 @@ def altering(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
 def demo(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     test_demo.plays(monkeypatch)
     person.ask("demo")
+    test_drill.plays(monkeypatch, test_drill.result())
+    person.ask("drill", "kill-rank", "--yes")
+    person.ask("drill", "--plan")
 
 
 @pytest.fixture

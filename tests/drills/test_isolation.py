@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from resilience.drills.isolation import SLURM_TEMPO, changed, drill_run, fingerprint, hazards, isolated
-from resilience.drills.library import Facts
 from resilience.drills.stage import own_environ
+from resilience.drills.words import Facts
 
 PROJECT = Path("/home/ada/gpt")
 FACTS = Facts(run="gpt", command="python train.py", store="/home/ada/gpt/checkpoints/gpt")

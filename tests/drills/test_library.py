@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.drills.library import Facts, Outcome, Seen
 from resilience.drills.library.corrupt_checkpoint import flip_bit
 from resilience.drills.rehearse import find, names
+from resilience.drills.words import Facts, Outcome, Seen
 from resilience.errors import UsageError
 
 FACTS = Facts(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resilience.drills.library import Drill, Facts, Judgement, Outcome, Outlook, Seen, no_channel
+from resilience.drills.library import Drill
+from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, no_channel
 from resilience.quantities import format_duration
 
 if TYPE_CHECKING:

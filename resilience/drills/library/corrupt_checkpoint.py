@@ -6,18 +6,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.drills.library import (
-    Drill,
-    Facts,
-    Judgement,
-    Outcome,
-    Outlook,
-    Seen,
-    no_guard,
-    no_store,
-    no_successor,
-    resumed,
-)
+from resilience.drills.library import Drill
+from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, no_guard, no_store, no_successor, resumed
 
 if TYPE_CHECKING:
     from resilience.drills.training import Training
@@ -77,7 +67,7 @@ def judge(seen: Seen, facts: Facts) -> Judgement:
         return Judgement(
             Outcome.FAIL,
             f"nobody noticed: the next attempt trains on from the damaged checkpoint of step {seen.resumed_at}",
-            "load with Store.latest(), or check before: resil ckpt verify --newest",
+            "load with Store.latest(), which verifies; or see: resil ckpt latest",
         )
     if not seen.resumed_at:
         return Judgement(

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resilience.drills.library import (
-    Drill,
-    Facts,
-    Judgement,
-    Outcome,
-    Outlook,
-    Seen,
-    no_channel,
-    no_guard,
-    no_store,
-)
+from resilience.drills.library import Drill
+from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, no_channel, no_guard, no_store
 
 if TYPE_CHECKING:
     from resilience.drills.training import Training

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from resilience.drills.library import (
-    Drill,
+from resilience.drills.library import Drill
+from resilience.drills.words import (
     Facts,
     Judgement,
     Outcome,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resilience.drills.library import (
-    Drill,
+from resilience.drills.library import Drill
+from resilience.drills.words import (
     Facts,
     Judgement,
     Outcome,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from resilience.drills.library import Drill, Facts, Judgement, Outcome, Outlook, Seen, no_channel, no_guard, resumed
+from resilience.drills.library import Drill
+from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, no_channel, no_guard, resumed
 from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
