@@ -5,23 +5,21 @@ Nothing of it touches the runs of the project that it was made from, and `close`
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from resilience.errors import ProbeError, ResilError, UsageError
+from resilience.errors import ResilError, UsageError
+from resilience.inject.injecting import Running, inject, prepare
 from resilience.job import Job, JobId
 from resilience.ranks.beats import RankBeat, read_beats
 from resilience.runs import submit
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import read_attempts
-from resilience.runs.run_jobs import jobs_of_run, srun_command
+from resilience.runs.run_jobs import jobs_of_run
 from resilience.runs.submissions import read_intents
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.schedulers.local import LocalScheduler
@@ -44,6 +42,7 @@ def own_environ(environ: Mapping[str, str], own: Mapping[str, str], spool: Path 
     kept = {name: text for name, text in environ.items() if name not in foreign}
     if spool is not None:
         kept = {name: text for name, text in kept.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+    own = {**own, "RESIL_RUN__ALLOW_INJECT": "true"}
     mine = {} if spool is None else {SPOOL: str(spool), IDLE: kept.get(IDLE, "1")}
     return {**kept, **mine, **own}
 
@@ -107,24 +106,9 @@ class Stage:
             rank.rank: (beat.host, rank) for beat in beats if beat.attempt == attempts[-1].number for rank in beat.ranks
         }
 
-    def signal_rank(self, name: str, rank: int, number: signal.Signals) -> str:
-        """Send a signal to the process of a rank; return a sentence. Raise UsageError if no such rank is known."""
-        ranks = self.ranks(name)
-        if rank not in ranks:
-            known = ", ".join(map(str, sorted(ranks))) or "none, because no guard has written a heartbeat"
-            raise UsageError(f"rank {rank} of run {name} is not known; known ranks: {known}")
-        host, beat = ranks[rank]
-        if beat.has_left or beat.is_gone:
-            raise UsageError(f"rank {rank} of run {name} has ended")
-        if host.partition(".")[0] == socket.gethostname().partition(".")[0]:
-            os.kill(beat.pid, number)
-        else:
-            job = str(read_attempts(self.run(name), 1)[-1].job_id)
-            command = [*srun_command(job, [host]), "kill", f"-{number.value}", str(beat.pid)]
-            done = self.project.system.runner.run(command, timeout_s=60, env=self.project.system.environ)
-            if done.returncode:
-                raise ProbeError(f"cannot reach rank {rank} on {host}: {done.stderr.strip()[-200:]}")
-        return f"{number.name} to rank {rank} (pid {beat.pid} on {host}) at step {beat.step}"
+    def inject(self, run: str, name: str, options: Mapping[str, Any], length_s: float | None = None) -> Running:
+        """Inject a fault into a run, as `resil inject` does; `undo` of the answer takes it back. Raise as that does."""
+        return inject(prepare(self.project, self.run(run), name, options, length_s))
 
     def close(self) -> list[str]:
         """End all jobs, and the daemon of the embedded scheduler; return a sentence for each thing that is left."""

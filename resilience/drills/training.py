@@ -23,7 +23,8 @@ from resilience.drills.isolation import Tempo
 from resilience.drills.stage import NotInTime, Stage
 from resilience.drills.words import Facts, Seen
 from resilience.errors import ResilError, StateDirectoryError
-from resilience.job import Job, JobId
+from resilience.inject.injecting import Running
+from resilience.job import Job
 from resilience.messages import cut
 from resilience.quantities import format_duration
 from resilience.runs import switches
@@ -32,7 +33,6 @@ from resilience.runs.run_files import last_events, read_attempts
 from resilience.runs.run_logs import newest_log
 from resilience.runs.submissions import read_intents
 from resilience.runs.submit_plan import SubmitRequest
-from resilience.schedulers.local import LocalScheduler
 from resilience.switch import Scope
 from resilience.system.files import make_directory, write_atomic
 from resilience.system.ports import System
@@ -52,20 +52,11 @@ ASK_AGAIN_S = 5.0
 SLOWER = 3.0
 """The next attempt may take so many times as long to start as the first one did."""
 HELD = ("JobHeldUser", "JobHeldAdmin")
-MOUNT_S, HANG_S, DEADLINE_S = 10.0, 3600, 5.0
+MOUNT_S, DEADLINE_S = 10.0, 5.0
 ROOM = "50%"
 """Of the memory, which a tmpfs takes only as far as it is used."""
-COMMANDS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel", "sstat")
-HANGING = f"""\
-import time
-from resilience.schedulers.local import LocalScheduler
-def hang(self, *arguments, **options):
-    time.sleep({HANG_S})
-class Hanging(LocalScheduler):
-    jobs = job = presence = history = nodes = config = submit = cancel = find = hang
-SCHEDULER = Hanging
-"""
-"""A plugin that replaces the embedded scheduler, which has no commands outside of jobs, in the watchdogs of a drill."""
+MOST_S = 3600.0
+"""A fault is undone after this time, also if the drill was killed."""
 
 
 class CouldNotLook(ResilError):
@@ -102,6 +93,8 @@ class Training:
         self._jobs: tuple[tuple[str, str], ...] = ()
         self._watch: subprocess.Popen[bytes] | None = None
         self._undo: list[Callable[[], object]] = []
+        self._running: Running | None = None
+        self._is_blind = False
 
     # ---- what it is ------------------------------------------------------------------------------------------------
 
@@ -185,7 +178,7 @@ class Training:
         self._at = self._clock.now()
         done = act()
         self.seen = replace(self.seen, done=done)
-        self.say(done)
+        self.say(f"fault: {done}")
 
     def note(self, sentence: str) -> None:
         """Keep a further fact for the report."""
@@ -235,6 +228,10 @@ class Training:
 
     # ---- how it is broken --------------------------------------------------------------------------------------------
 
+    def host(self) -> str:
+        """Return the node of the batch shell."""
+        return read_attempts(self.directory, 1)[-1].host
+
     def need_store(self) -> None:
         """Raise CouldNotLook unless the training saves with a Store whose directory resil knows."""
         if self.store is None:
@@ -255,14 +252,19 @@ class Training:
         """Return SLURM_JOB_ID of the running attempt."""
         return read_attempts(self.directory, 1)[-1].job_id
 
-    def signal_rank(self, rank: int, number: signal.Signals, *, quietly: bool = False) -> str:
-        """Send a signal to a rank; return a sentence. `quietly`: it may have ended. Raise CouldNotLook."""
+    def inject(self, name: str, length_s: float | None = None, **options: object) -> str:
+        """Inject a fault as `resil inject` does; `restore` takes it back. Return a sentence. Raise CouldNotLook."""
         try:
-            return self.stage.signal_rank(self.name, rank, number)
-        except (ResilError, OSError) as error:
-            if quietly:
-                return ""
-            raise CouldNotLook(f"{number.name} could not be sent to rank {rank}: {error}") from None
+            self._running = self.stage.inject(self.name, name, options, length_s)
+        except ResilError as error:
+            raise CouldNotLook(f"the fault is not possible here: {error.message}", hint=error.hint) from None
+        return self._running.injection.does
+
+    def restore(self) -> None:
+        """Take the fault back, if it is still on."""
+        running, self._running = self._running, None
+        if running is not None and running.injection.until is not None:
+            self.say(f"undone: {running.undo().undoes}")
 
     def newest_checkpoint(self) -> Path:
         """Return the newest checkpoint. Raise CouldNotLook."""
@@ -307,34 +309,18 @@ class Training:
         return self.store.path
 
     def hang_controller(self) -> str:
-        """Let every question of the watchdogs to the scheduler hang, until `watch` is called; return a sentence.
-
-        Only theirs: the drill itself asks on, to see whether anything was done to the queue.
-        """
-        directory = self.scratch / "hanging"
-        make_directory(directory / "schedulers", mode=0o700)
-        for name in COMMANDS:
-            write_atomic(directory / name, f"#!/bin/sh\nexec sleep {HANG_S}\n", mode=0o700)
-        write_atomic(directory / "schedulers" / "local.py", HANGING, mode=0o600)
-        path, plugins = self.system.environ.get("PATH", ""), self.system.environ.get("RESIL_PLUGINS", "")
+        """Let every question to the scheduler hang, also those of the watchdogs; return a sentence."""
+        done = self.inject("scheduler", MOST_S, fault="hang")
+        self._is_blind = True
         deadline_s = min(DEADLINE_S, self.stage.project.loaded.settings.scheduler.deadline_s)
-        environ = {"PATH": f"{directory}:{path}", "RESIL_SCHEDULER__DEADLINE_S": f"{deadline_s:g}"}
-        if self.stage.is_local:
-            environ["RESIL_PLUGINS"] = f"{plugins}:{directory}".strip(":")
-        self.watch(environ, deadline_s)
-        return "the controller does not answer"
+        self.watch({"RESIL_SCHEDULER__DEADLINE_S": f"{deadline_s:g}"}, deadline_s)
+        return done
 
-    def lose_node(self) -> str:
-        """Lose the node of the batch shell; return a sentence. Raise CouldNotLook where that is not possible."""
-        if not self.stage.is_local:
-            raise CouldNotLook(
-                "only an administrator can take a node from SLURM",
-                hint="ask for a node to be set down while a job runs: resil drill lose-node on a test cluster",
-            )
-        scheduler = self.stage.project.scheduler()
-        assert isinstance(scheduler, LocalScheduler)
-        pids = scheduler.lose_node(JobId(self.job_id()))
-        return f"SIGKILL to all {len(pids)} processes of job {self.job_id()}, as when a node loses its power"
+    def answer_again(self) -> None:
+        """Let the scheduler answer again."""
+        self.restore()
+        self._is_blind = False
+        self.watch()
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
 
@@ -477,6 +463,7 @@ class Training:
     def close(self) -> list[str]:
         """Undo the fault, end the watchdogs and all jobs. Return a sentence for each thing that is left."""
         left = []
+        self._undo.append(self.restore)
         while self._undo:
             try:
                 self._undo.pop()()
@@ -556,6 +543,8 @@ class Training:
         return ()
 
     def _all_ended(self) -> bool:
+        if self._is_blind:
+            return False
         try:
             jobs: tuple[Job, ...] = self.stage.jobs()
         except ResilError:

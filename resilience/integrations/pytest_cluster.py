@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -117,13 +116,13 @@ class TestCluster:
             raise TimeoutError(f"{error.message}: {states}\n{self.log(lines=LOG_LINES)}") from None
         return jobs()
 
-    def kill(self, rank: int = 0, *, run: str = RUN, signal_: signal.Signals = signal.SIGKILL) -> str:
+    def kill(self, rank: int = 0, *, run: str = RUN, by: str = "KILL") -> str:
         """Send SIGKILL, or another signal, to a rank of the running job; return a sentence about it.
 
-        The rank is found by the heartbeat of its guard, for which this waits a minute.
+        Waits a minute for the first heartbeat of the rank's guard.
         """
         self._newest.until(lambda: rank in self._newest.ranks(run), 60, f"a heartbeat of rank {rank} of run {run}")
-        return self._newest.signal_rank(run, rank, signal_)
+        return self._newest.inject(run, "kill", {"rank": rank, "signal": by}).injection.does
 
     @property
     def jobs(self) -> tuple[Job, ...]:

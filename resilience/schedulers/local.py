@@ -312,19 +312,6 @@ class LocalScheduler:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signals.SIGTERM)
 
-    def lose_node(self, job_id: JobId) -> tuple[int, ...]:
-        """Kill every process of a running job and its watcher, as a power failure does; return their pids."""
-        entry, raws = self._queue.locate(job_id)
-        killed = []
-        for task in (self._spool.task(entry, raw) for raw in raws):
-            if task.is_running:
-                below = descendants(task.supervisor, spare=self._spool.daemon_pid())
-                for pid in (task.supervisor, *below):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signals.SIGKILL)
-                        killed.append(pid)
-        return tuple(killed)
-
     def _checked(self, submission: Submission) -> Request:
         from resilience.schedulers._local.submit import check  # not needed for queries: keeps `resil status` fast
 

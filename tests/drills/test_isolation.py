@@ -79,7 +79,7 @@ def test_the_environment_of_a_surrounding_job_is_left_out() -> None:
     own = own_environ(environ, {"RESIL_RUN__NAME": "x"}, Path("/spool"))
     assert own == {
         "RESIL_SBATCH__PARTITION": "p", "HOME": "/", "RESIL_RUN__NAME": "x", "RESIL_LOCAL_SPOOL": "/spool",
-        "RESIL_LOCAL_IDLE_S": "1",
+        "RESIL_LOCAL_IDLE_S": "1", "RESIL_RUN__ALLOW_INJECT": "true",
     }  # fmt: skip
 
 

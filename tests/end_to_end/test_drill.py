@@ -84,7 +84,7 @@ def test_an_interrupted_drill_leaves_nothing_and_a_killed_one_is_cleaned_up_by_t
     drill = subprocess.Popen(argv, cwd=shell.directory, env=shell.environment, stdout=subprocess.PIPE, text=True)
     assert drill.stdout is not None
     for line in drill.stdout:
-        if "SIGSTOP" in line:
+        if "fault: sends SIGSTOP" in line:
             break
     drill.send_signal(number)
     assert drill.wait(PATIENCE_S) in (128 + number, -number)

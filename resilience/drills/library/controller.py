@@ -26,12 +26,10 @@ def outlook(facts: Facts) -> Outlook:
 def play(training: Training) -> None:
     """Let every question to the controller hang, until a watchdog has told it."""
     training.more_steps()
-    answer_again = training.undo_later(training.watch)
     training.strike(training.hang_controller)
     training.see_told(TELL_S, "job")
     went_on = training.see_steps(TELL_S)
-    answer_again()
-    training.say("the controller answers again")
+    training.answer_again()
     training.see_went_on(AFTER_S if went_on else 0.0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,7 @@ def play(training: Training) -> None:
 
     def damage() -> str:
         path, bit = flip_bit(training.newest_checkpoint())
-        done = training.signal_rank(rank, signal.SIGKILL)
+        done = training.inject("kill", rank=rank)
         return f"bit {bit} of {path.parent.name}/{path.name} was flipped; then {done}"
 
     training.strike(damage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING
 
 from resilience.drills.library import Drill
@@ -36,7 +35,7 @@ def play(training: Training) -> None:
     training.watch()
     training.more_steps()
     rank = training.last_rank()
-    training.strike(lambda: training.signal_rank(rank, signal.SIGKILL))
+    training.strike(lambda: training.inject("kill", rank=rank))
     if training.see_end(END_S):
         training.see_resume(RESUME_S)
 

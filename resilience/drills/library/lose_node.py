@@ -37,7 +37,8 @@ def play(training: Training) -> None:
     training.save()
     training.watch()
     training.more_steps()
-    training.strike(training.lose_node)
+    host = training.host()
+    training.strike(lambda: training.inject("scheduler", fault="lost-node", node=host))
     if training.see_end(END_S):
         training.see_resume(RESUME_S)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING
 
 from resilience.drills.library import Drill
@@ -12,7 +11,7 @@ from resilience.quantities import format_duration
 if TYPE_CHECKING:
     from resilience.drills.training import Training
 
-TELL_S, END_S, RESUME_S = 240.0, 300.0, 300.0
+TELL_S, END_S, RESUME_S, MOST_S = 240.0, 300.0, 300.0, 3600.0
 """resil acts upon a hang when its signs have lasted for 2 min, and collects evidence before."""
 ENDS = ("restart_step", "requeue")
 """Settings of `on_hang` that end a training that hangs."""
@@ -44,15 +43,13 @@ def play(training: Training) -> None:
     training.watch()
     training.more_steps()
     rank = training.last_rank()
-    resume = training.undo_later(lambda: training.signal_rank(rank, signal.SIGCONT, quietly=True))
-    training.strike(lambda: training.signal_rank(rank, signal.SIGSTOP))
+    training.strike(lambda: training.inject("stop", MOST_S, rank=rank))
     training.see_told(TELL_S, "log", "ranks")
     if _is_ended(training.facts, training.seen):
         if training.see_end(END_S):
             training.see_resume(RESUME_S)
         return
-    resume()
-    training.say("SIGCONT: the rank goes on")
+    training.restore()
     training.see_went_on(RESUME_S)
 
 
