@@ -162,7 +162,7 @@ def test_with_sdc_off_the_state_is_never_asked() -> None:
             raise AssertionError(f"{name} was asked for")
 
     with make_guard() as guard:
-        sdc = guard.sdc(Silent())  # type: ignore[arg-type]
+        sdc = guard.sdc(Silent())
         assert sdc.run(lambda batch: (batch, sdc.step), 5) == (5, 1)
         sdc.check()
 
