@@ -49,7 +49,7 @@ class Daemon(NamedTuple):
 
 
 def find_daemons(name: str, conf: str = "") -> list[Daemon]:
-    """Return the daemons of this name that this user may signal; with `conf`, those of this slurm.conf if they say."""
+    """Return the daemons of this name that this user may signal; those of this $SLURM_CONF."""
     found = []
     for pid in sorted(int(one) for one in os.listdir("/proc") if one.isdigit()):
         with suppress(OSError):
@@ -65,11 +65,27 @@ def find_daemons(name: str, conf: str = "") -> list[Daemon]:
             argv[0] = os.readlink(f"/proc/{pid}/exe")
             one = Daemon(pid, start_ticks(pid) or 0, info.st_uid, info.st_gid, tuple(argv), environ,
                          os.readlink(f"/proc/{pid}/cwd"))  # fmt: skip
-            is_other = conf and "SLURM_CONF" in environ and environ["SLURM_CONF"] != conf
+            is_other = environ.get("SLURM_CONF", "") != conf
             if one.ticks and not is_other:
                 found.append(one)
     pids = {one.pid for one in found}
     return [one for one in found if not any(one.pid in descendants(other) for other in pids - {one.pid})]
+
+
+def steps_of(node: str, conf: str) -> list[tuple[int, int]]:
+    """Return the processes of all jobs of a node on this host: their environment names no other node or slurm.conf."""
+    found = set[int]()
+    for pid in (int(one) for one in os.listdir("/proc") if one.isdigit()):
+        with suppress(OSError):
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                is_step = file.read().partition(b" ")[0].rpartition(b"/")[2].startswith(b"slurmstepd")
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                words = file.read().decode("utf-8", "replace").split("\0")
+            named = dict(word.partition("=")[::2] for word in words)
+            is_here = named.get("SLURMD_NODENAME", node) == node and named.get("SLURM_CONF", "") == conf
+            if is_step and is_here:
+                found |= {pid, *descendants(pid)}
+    return [(pid, start_ticks(pid) or 0) for pid in sorted(found)]
 
 
 def end(pids: Sequence[Sequence[int]]) -> None:

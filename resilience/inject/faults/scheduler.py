@@ -22,7 +22,7 @@ from resilience import layout
 from resilience.base.processes import descendants
 from resilience.errors import ResilError, UsageError
 from resilience.inject import Plan, Scene, slurm_command
-from resilience.inject.daemons import end, find_daemons, start_again
+from resilience.inject.daemons import end, find_daemons, start_again, steps_of
 from resilience.inject.processes import send
 from resilience.quantities import format_duration
 from resilience.runs.injected import set_injected, unset_injected
@@ -88,7 +88,8 @@ class SchedulerAnswers:
             seen |= _look_at_spool(scene)
         elif settings.real:
             which = "slurmd" if settings.fault == "lost-node" else "slurmctld"
-            found = find_daemons(which, project.system.environ.get("SLURM_CONF", ""))
+            seen["conf"] = project.system.environ.get("SLURM_CONF", "")
+            found = find_daemons(which, seen["conf"])
             is_any = which == "slurmctld"
             seen["daemons"] = [[*one] for one in found if is_any or _is_node(one.node, settings.node, seen["host"])]
         elif name == "slurm":
@@ -120,8 +121,9 @@ class SchedulerAnswers:
             _write_commands(state, scene)
         elif way == "kill":
             for pid, ticks in state["pids"]:
-                below = [(one, start_ticks(one)) for one in descendants(pid)] if state.get("trees", True) else []
-                send(signal.SIGKILL, [(pid, ticks), *below])
+                below = [(one, start_ticks(one)) for one in descendants(pid)]
+                steps = steps_of(state["node"], str(state["conf"])) if state.get("node") else []
+                send(signal.SIGKILL, [(pid, ticks), *below, *steps])
         elif way == "stop":
             _check(send(signal.SIGSTOP, state["pids"]))
         elif way == "end":
@@ -251,7 +253,7 @@ def _plan_daemons(settings: SchedulerSettings, seen: Mapping[str, Any]) -> Plan:
         target=f"node {settings.node}: {target}",
         does=f"ends {target} and all jobs there by SIGKILL",
         undoes=f"starts it again: {command}",
-        state={"way": "kill", "pids": pids, "daemons": found},
+        state={"way": "kill", "pids": pids, "daemons": found, "node": settings.node, "conf": seen["conf"]},
     )
 
 
