@@ -55,12 +55,16 @@ class Process(NamedTuple):
 
 def of_job(job: str) -> list[Process]:
     """Return the processes of a job on this node that this user may signal, without this one and its children."""
-    found = []
+    found, workers = [], set[int]()
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208
         with suppress(OSError):
             environ = _environ(pid)
             if environ.get("SLURM_JOB_ID") == job and os.stat(f"/proc/{pid}").st_uid == os.geteuid():  # noqa: PTH116
                 found.append(_process(pid, environ))
+                if "LOCAL_RANK" in environ:
+                    workers.add(pid)
+    if workers:  # of a launcher such as torchrun, which has the number of its own task
+        found = [one if one.pid in workers else one._replace(rank=-1) for one in found]
     own = {os.getpid()}
     return [one for one in found if one.ticks and is_alive(one.pid) and not _is_below(one, own)]
 

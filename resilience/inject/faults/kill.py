@@ -46,7 +46,9 @@ class Kill:
         if not number:
             raise UsageError(f"there is no signal {settings.signal!r}", hint="for instance --signal SEGV")
         if number in _STOPS:
-            raise UsageError(f"SIG{name} stops a process and does not end it", hint="resil inject stop undoes it again")
+            raise UsageError(
+                f"SIG{name} stops a process and does not end it", hint="for a while: resil inject stop --rank 0"
+            )
         target = choose(settings, seen)
         return Plan(
             target=target.words,

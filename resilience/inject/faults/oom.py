@@ -48,7 +48,7 @@ class Oom:
             raise UsageError(f"--how {settings.how} is no way to run out of memory", hint="--how limit, --how error")
         return plan_by_guard(
             "run out of memory", settings, seen, does=WAYS[settings.how], undoes="",
-            otherwise="--how error raises MemoryError instead; resil inject kill ends the process as the kernel does",
+            otherwise="an error instead: --how error; an end as by the kernel: resil inject kill --rank 0",
         )  # fmt: skip
 
     def start(self, state: Mapping[str, Any], scene: Scene) -> Mapping[str, Any]:
