@@ -10,6 +10,7 @@ from resilience.errors import UsageError
 from resilience.inject import Plan
 from resilience.inject.faults import clock, exit, hang, kill, leak, oom, scheduler, slow, stop
 from resilience.inject.processes import Process, is_helper, ranks_in, tree_of
+from resilience.inject.targets import TargetSettings
 
 
 def process(
@@ -38,7 +39,7 @@ def test_a_target_is_found_by_guards_or_by_environments(seen: dict[str, Any]) ->
     plan = kill.FAULT.plan(kill.KillSettings(rank=1), seen)
     assert plan.target == "rank 1 of job 12 (process 30 on n2)"
     assert plan.state["pids"] == RANK_1 and (plan.job, plan.attempt) == ("12", 3)
-    batch = stop.FAULT.plan(stop.TargetSettings(batch=True), seen)
+    batch = stop.FAULT.plan(TargetSettings(batch=True), seen)
     assert batch.target == "the batch shell of job 12 (process 10 on n1)"
     node = kill.FAULT.plan(kill.KillSettings(node="n2"), seen)
     assert node.state["pids"] == {"n2": [(30, 1030), (31, 1031)]}
@@ -47,9 +48,9 @@ def test_a_target_is_found_by_guards_or_by_environments(seen: dict[str, Any]) ->
 
 
 def test_without_a_guard_a_hang_is_a_stop_of_the_whole_tree_and_says_so() -> None:
-    guarded = hang.FAULT.plan(hang.TargetSettings(rank=1), SEEN)
+    guarded = hang.FAULT.plan(TargetSettings(rank=1), SEEN)
     assert guarded.state["guarded"] == [1] and "by its guard" in guarded.does
-    plain = hang.FAULT.plan(hang.TargetSettings(rank=1), UNGUARDED)
+    plain = hang.FAULT.plan(TargetSettings(rank=1), UNGUARDED)
     assert plain.state["pids"] == {"n2": [(30, 1030), (31, 1031)]} and "guarded" not in plain.state
     assert "SIGSTOP" in plain.does and "SIGCONT" in plain.undoes and "no guard" in plain.notes[0]
 
@@ -61,7 +62,7 @@ REFUSED = [
     (kill.FAULT, kill.KillSettings(rank=0, signal="STOP"), SEEN, "stops a process", "resil inject stop"),
     (kill.FAULT, kill.KillSettings(batch=True), {**SEEN, "processes": {"n1": [], "n2": N2}}, "no batch shell", ""),
     (kill.FAULT, kill.KillSettings(step=True), {**UNGUARDED, "processes": {"n1": []}}, "no rank", "started"),
-    (hang.FAULT, hang.TargetSettings(batch=True), SEEN, "a batch shell has no guard", "resil inject stop --batch"),
+    (hang.FAULT, TargetSettings(batch=True), SEEN, "a batch shell has no guard", "resil inject stop --batch"),
     (slow.FAULT, slow.SlowSettings(rank=0, factor=1.0), SEEN, "must be more than 1", "--factor 2"),
     (slow.FAULT, slow.SlowSettings(rank=0), UNGUARDED, "signals to another node take too long", "resil inject stop"),
     (slow.FAULT, slow.SlowSettings(batch=True), SEEN, "a batch shell has no guard", "stop --batch"),

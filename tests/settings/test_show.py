@@ -68,7 +68,7 @@ def test_run_toml_round_trips_any_value(
     document = tomllib.loads(to_toml(Loaded(settings, None, Path("/p")), "gpt"))
     assert document["run"] == {
         "name": "gpt", "command": run.command, "template": "python", "setup": list(run.setup), "state_dir": ".resil",
-        "group": run.group, "switch_owners": "", "finish_on_success": True,
+        "group": run.group, "switch_owners": "", "finish_on_success": True, "allow_inject": False,
     }  # fmt: skip
     assert (document["submit"]["array"], document["submit"].get("requeue")) == (submit.array, submit.requeue)
     assert document["submit"]["signal_lead_s"] == submit.signal_lead_s

@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -160,6 +161,10 @@ def test_a_run_that_does_not_allow_it_is_left_alone(nodes: Cluster) -> None:
     finish(run)
 
 
+def is_gone(pid: int, ticks: int) -> bool:
+    return not is_same(pid, ticks)
+
+
 class AdministratorRun(ClusterRun):
     """A run of root, who may signal the daemons."""
 
@@ -190,10 +195,11 @@ def test_an_administrator_makes_the_controller_hang_ends_it_and_loses_a_node(nod
         run.until(lambda: not state_of(pid)[0] or state_of(pid)[0] in "ZX", "the end of rank 1")
     run.until(lambda: "n2" in nodes.run(["pgrep", "-af", "slurmd -D -N n2"]).stdout, "slurmd to be started again")
     finish(run)
+    known = {nodes.daemon(name).pid for name in ("slurmctld", "n1", "n2")}
     for name in ("slurmctld", "slurmd"):  # those that the injection has started are not the cluster's to end
-        for one in find_daemons(name, str(nodes.layout.conf)):
-            if one.pid not in {nodes.daemon("slurmctld").pid, nodes.daemon("n1").pid, nodes.daemon("n2").pid}:
-                send(signal.SIGTERM, [(one.pid, one.ticks)])
-                until(lambda one=one: not is_same(one.pid, one.ticks), f"{name} to end")
+        again = [(one.pid, one.ticks) for one in find_daemons(name, str(nodes.layout.conf)) if one.pid not in known]
+        send(signal.SIGTERM, again)
+        for pid, ticks in again:
+            until(partial(is_gone, pid, ticks), f"{name} to end")
     nodes.start_controller()
     nodes.start_slurmd("n2")
