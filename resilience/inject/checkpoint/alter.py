@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -73,6 +73,7 @@ def choose_places(file: Path, output: Path | None, sequence: Path | None, *, in_
     if not file.is_file() and not file.is_dir():
         raise UsageError(f"{file} is no file and no directory", hint="name a checkpoint")
     source = file.resolve()
+    sequence = None if sequence is None else sequence.parent.resolve() / sequence.name
     if in_place:
         if output is not None:
             raise UsageError("--output and --in-place exclude each other", hint="give one of them")
@@ -201,7 +202,7 @@ def _copy(places: Places, files: Iterable[str]) -> Iterator[Path]:
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 _copy_file(places.source / name, copy / name)
         else:
-            shutil.copytree(places.source, copy, copy_function=_copy_file)
+            _copy_tree(places.source, copy)
         remove_stale(output.parent, copy.stat().st_mtime, of=output.name)  # of a kill
         yield copy
     finally:
@@ -216,10 +217,28 @@ def _copy_file(source: str | Path, target: str | Path) -> None:
     Path(target).chmod((Path(source).stat().st_mode & 0o777) | 0o600)
 
 
+class _CopyFailed(Exception):
+    """Ends `shutil.copytree`, which would go on after an OSError: on a full disk, to no end."""
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    def copy(one: str, other: str) -> None:
+        try:
+            _copy_file(one, other)
+        except OSError as error:
+            raise _CopyFailed from error
+
+    try:
+        shutil.copytree(source, target, copy_function=copy)
+    except _CopyFailed as failed:
+        assert failed.__cause__ is not None
+        raise failed.__cause__ from None
+
+
 def _finish(places: Places, copy: Path, record: Record | None, files: Sequence[str]) -> None:
     """Make the copy durable, then the record, then the name."""
-    for path in sorted(copy.rglob("*")) if copy.is_dir() else [copy]:
-        _sync(path, places.source / path.relative_to(copy) if copy.is_dir() else places.source)
+    for path in sorted([copy, *copy.rglob("*")]):
+        _sync(path, places.source / path.relative_to(copy))
     if record is not None and places.sequence is not None:
         replace_file(places.sequence, to_text(record), mode=0o644, durable=True)
     if places.is_in_place and copy.is_dir():
@@ -229,7 +248,12 @@ def _finish(places: Places, copy: Path, record: Record | None, files: Sequence[s
         return
     if not places.is_in_place and os.path.lexists(places.output):
         raise UsageError(f"{places.output} exists by now", hint="name another file: --output FILE")
-    copy.rename(places.output)
+    try:
+        copy.rename(places.output)
+    except OSError:
+        if record is not None and places.sequence is not None:
+            places.sequence.unlink()  # of what was not altered
+        raise
     sync_directory(places.output.parent)
 
 
@@ -239,7 +263,10 @@ def _sync(path: Path, original: Path) -> None:
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fchmod(descriptor, original.stat().st_mode & 0o777)
+        info = original.stat()
+        with suppress(OSError):  # whose it is stays, where this user may say so
+            os.fchown(descriptor, info.st_uid, info.st_gid)
+        os.fchmod(descriptor, info.st_mode & 0o777)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from random import Random
@@ -30,6 +33,9 @@ from tests.lab.disks import small_disk
 @pytest.fixture(params=sorted(MAKERS))
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return MAKERS[request.param](tmp_path)
+
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 def test_each_layout_is_tried_here(tmp_path: Path) -> None:
@@ -177,8 +183,44 @@ def test_a_failure_leaves_nothing_that_was_not_there(
         monkeypatch.setattr(where[0], where[1], full)
     with pytest.raises(OSError, match="No space"):
         write(places, seen, AlterationSettings())
-    left = {str(one): one.read_bytes() for one in tmp_path.iterdir() if one.name != "s.json"}
-    assert left == before and (call == "rename" or not (tmp_path / "s.json").exists())
+    assert {str(one): one.read_bytes() for one in tmp_path.iterdir()} == before
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from resilience.inject.checkpoint import alter
+from resilience.inject.checkpoint.settings import AlterationSettings
+def killed(*arguments, **named):
+    write(*arguments, **named)
+    os.kill(os.getpid(), signal.SIGKILL)
+write, alter.replace_file = alter.replace_file, killed
+places = alter.choose_places(Path(sys.argv[1]), None, None, in_place=True, word=alter.ALTERED)
+alter.write(places, alter.look(places.source, AlterationSettings(attempts=9), 1, None, []), AlterationSettings())
+"""
+
+
+def test_killed_in_place_before_the_last_step_the_original_is_whole_and_undo_knows(tmp_path: Path) -> None:
+    path = safetensors(tmp_path / "m.safetensors")
+    original = path.read_bytes()
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=REPOSITORY, timeout=120)
+    assert done.returncode == -signal.SIGKILL and path.read_bytes() == original
+    record = from_text((tmp_path / "m.safetensors.undo.json").read_bytes(), "x")
+    assert record.alterations
+    assert undo(choose_places(path, None, None, in_place=True, word=RESTORED), record, "x") is False
+
+
+def test_a_record_is_not_written_over_the_copy_or_into_a_directory_of_checkpoints(tmp_path: Path) -> None:
+    path = safetensors(tmp_path / "m.safetensors")
+    store = new_store(tmp_path / "ckpt")
+    for record in (
+        tmp_path / "m.altered.safetensors",
+        store.path / "flips.json",
+        store.path / committed(store, 3) / "x",
+    ):
+        with pytest.raises((UsageError, CheckpointError)):
+            altered(path, save=record)
+        assert not record.exists()
 
 
 def test_a_file_that_changes_meanwhile_is_not_taken_for_altered(tmp_path: Path) -> None:
