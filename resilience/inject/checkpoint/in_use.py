@@ -82,7 +82,8 @@ def check_in_place(path: Path, is_alive: IsAlive) -> None:
     if found is not None:
         store, name = found
         if is_pinned(store, name):
-            raise InUse(f"{name} is pinned in {store.path}", hint=f"alter a copy; or: resil ckpt unpin {quoted(store.path / name)}")
+            hint = f"alter a copy; or: resil ckpt unpin {quoted(store.path / name)}"
+            raise InUse(f"{name} is pinned in {store.path}", hint=hint)
         if why := is_alive(store.run()):
             raise InUse(f"{path} is in use: {why}", hint="alter a copy: --output FILE, elsewhere, without --in-place")
         if store.parts():
