@@ -92,8 +92,11 @@ def _index() -> str:
 def _with_children(command: Any, parent: Any, name: str, level: str) -> Iterator[str]:
     context = command.context_class(command, info_name=name, parent=parent, **command.context_settings)
     yield from _command(command, context, heading=f"{level} {context.command_path}")
-    for child in getattr(command, "commands", {}):
-        yield from _with_children(command.commands[child], context, child, level + "#")
+    children = getattr(command, "commands", {}) or {
+        child: command.get_command(context, child) for child in getattr(command, "fixed", ())
+    }
+    for child, below in children.items():
+        yield from _with_children(below, context, child, level + "#")
 
 
 def _command(command: Any, context: Any, heading: str) -> Iterator[str]:

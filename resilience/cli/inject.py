@@ -52,7 +52,9 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be don
 
 
 class InjectGroup(TyperGroup):
-    """Lists the faults: plugins, and the commands beside them."""
+    """Lists the faults: plugins, and the commands beside them, which the reference of commands describes."""
+
+    fixed = tuple(OTHERS)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names."""
