@@ -30,7 +30,7 @@ def preload(
     try:
         environ = _environment(dict(os.environ))
     except (ResilError, OSError) as error:
-        say(f"resil inject preload: {error}; the command starts without it")
+        say(f"without the library for faults: {error}")
         environ = dict(os.environ)
     try:
         os.execvpe(command[0], command, environ)

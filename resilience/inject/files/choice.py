@@ -24,6 +24,7 @@ MEANS = {
 _WORDS = {LOOK: "names and attributes", READ: "reads", WRITE: "writes", SYNC: "fsync", CHANGE: "changes"}
 
 
+_NOT_STARTED = "the training was not started by `resil inject preload -- COMMAND`"
 _NOT_FULL = "it only makes a full disk"
 
 
@@ -48,9 +49,7 @@ def choose(behaviour: Behaviour, facts: Mapping[str, Facts], by: str, *, is_prel
     reasons = {
         "fill": _no_fill(behaviour, facts, device),
         "mount": _on_hosts(facts, "mountable"),
-        "preload": preload.why_not(behaviour)
-        if is_preloaded
-        else "the training was not started by `resil inject preload`",
+        "preload": preload.why_not(behaviour) if is_preloaded else _NOT_STARTED,
     }
     tried = [how for how in MEANS if how == by or (not by and reasons[how] != _NOT_FULL)]
     for place, how in enumerate(tried):

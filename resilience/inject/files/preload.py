@@ -65,7 +65,7 @@ def library(directory: Path) -> Path:
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         raise ResilError(
-            "the library of `resil inject preload` cannot be compiled: there is no cc, gcc or clang here",
+            "the library for faults cannot be compiled: there is no cc, gcc or clang here",
             hint=f"module load gcc, or run it where there is a compiler: the result stays in {directory}",
         )
     directory.mkdir(parents=True, exist_ok=True)

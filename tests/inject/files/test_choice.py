@@ -40,7 +40,11 @@ def test_a_node_that_permits_nothing_is_named_with_each_reason() -> None:
     facts = {"n1": FREE, "n2": FREE._replace(fill="/ (ext4) is shared", mountable="/dev/fuse: Permission denied")}
     with pytest.raises(UsageError) as caught:
         choose(FULL, facts, "", is_preloaded=False, device=2)
-    for text in ("/ (ext4) is shared (on n2)", "Permission denied (on n2)", "not started by `resil inject preload`"):
+    for text in (
+        "/ (ext4) is shared (on n2)",
+        "Permission denied (on n2)",
+        "not started by `resil inject preload -- COMMAND`",
+    ):
         assert text in str(caught.value)
 
 
