@@ -150,6 +150,7 @@ TOGETHER = ("tests/slurm/", "tests/end_to_end/test_bare_environment.py")
 WITH_TORCH = (
     "tests/integrations/test_torch.py", "tests/integrations/test_state_check.py", "tests/guard/triggers/test_loss.py",
     "tests/integrations/test_random_state.py", "tests/integrations/test_checkpoint_formats.py",
+    "tests/integrations/test_sdc.py",
 )  # fmt: skip
 """Files that import torch into the process of the tests: 5 s and 200 MB, and forks are slower from then on."""
 

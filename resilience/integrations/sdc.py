@@ -135,6 +135,9 @@ class TorchState:
             group.update(copy.deepcopy(saved_group))
         for one, saved_state in zip(self._also, captured.also, strict=True):
             one.load_state_dict(copy.deepcopy(saved_state))
+            unfinished = getattr(one, "_per_optimizer_states", None)  # of a GradScaler: gradients it has unscaled
+            if unfinished is not None:
+                unfinished.clear()
         for parameter in self._model.parameters():
             parameter.grad = None
         torch.set_rng_state(captured.generators[0])

@@ -277,9 +277,10 @@ class SdcWatch:
         self._checks += 1
         key = f"{FOUND}{self.step}.{self._checks}{OF_STEPS}"
         self._agreement.report(key, text="" if mine is None else mine.text())
-        answer = self._agreement.wait_for_report(key, WAIT_S)
+        wait_s = WAIT_S if self._clean_step else WAIT_S + self._settings.join_timeout_s  # ranks start at their own pace
+        answer = self._agreement.wait_for_report(key, wait_s)
         if answer is None:
-            self._give_up(TimeoutError(f"the other ranks have not said within {WAIT_S:g} s what they found"))
+            self._give_up(TimeoutError(f"the other ranks have not said within {wait_s:g} s what they found"))
             return []
         findings = [parse_finding(fault) for fault in answer.faults]
         if None in findings:

@@ -1,0 +1,225 @@
+"""Damaged gradients, moments, weights and running variances of torch trainings are found and undone bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.guard.guards import make_guard
+from tests.integrations.launched import TORCHRUN, Launched, needs
+
+pytestmark = [
+    needs("torch"),
+    pytest.mark.filterwarnings("ignore:Failed to initialize NumPy:UserWarning"),  # torch without numpy, at its import
+]
+
+STEPS = 50
+
+
+class Training:
+    """A small training with BatchNorm, dropout, noise from Python's generator, and a schedule.
+
+    Attributes:
+        inject: called in each step, before the backward pass, after it, and after the update.
+    """
+
+    def __init__(
+        self, optimizer: str = "AdamW", *, on: bool = True, scaled: bool = False, clipped: bool = False
+    ) -> None:
+        import torch
+
+        from resilience.integrations.sdc import TorchState
+
+        torch.manual_seed(0)
+        random.seed(0)
+        torch.set_num_threads(1)
+        layers = (torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+        self.model = torch.nn.Sequential(*layers)
+        more = {"momentum": 0.9} if optimizer == "SGD" else {}
+        self.optimizer: Any = getattr(torch.optim, optimizer)(self.model.parameters(), lr=1e-2, **more)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, STEPS)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=7, enabled=scaled)
+        self.clipped = clipped
+        self.inject: Callable[[str, int], None] = lambda when, step: None
+        self.done: list[int] = []
+        self.said: list[str] = []
+        self.guard = make_guard(sdc=on, say=self.said.append)
+        self.state = TorchState(self.model, self.optimizer, also=[self.schedule, self.scaler])
+        self.sdc: Any = self.guard.sdc(self.state)
+
+    def step(self, batch: Any) -> float:
+        import torch
+
+        self.done.append(self.sdc.step)
+        self.inject("before", self.sdc.step)
+        self.optimizer.zero_grad()
+        loss = (self.model(batch) - batch[:, :1].sin() + random.gauss(0, 0.01)).square().mean()
+        self.scaler.scale(loss).backward()
+        self.inject("gradient", self.sdc.step)
+        if self.clipped:
+            self.sdc.check()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.schedule.step()
+        self.inject("after", self.sdc.step)
+        return float(loss.detach())
+
+    def run(self, steps: int = STEPS) -> Training:
+        import torch
+
+        with self.guard:
+            for number in range(steps):
+                self.sdc.run(self.step, torch.randn(16, 8, generator=torch.Generator().manual_seed(number)))
+                if self.guard.step().stop:
+                    break
+        return self
+
+    def hash(self) -> str:
+        """Return a hash of every bit of the training's state."""
+        kept = [*self.model.state_dict().values()]
+        kept += [
+            value for state in self.optimizer.state.values() for value in state.values() if hasattr(value, "numpy")
+        ]
+        found = hashlib.blake2b(b"".join(one.numpy().tobytes() for one in kept))
+        found.update(
+            repr((self.schedule.state_dict()["last_epoch"], self.scaler.state_dict(), random.random())).encode()
+        )
+        return found.hexdigest()
+
+    def damage(self, kind: str, value: float, step: int, when: str = "") -> Training:
+        """Put a value into one element, once."""
+        left = [value]
+        when = when or ("gradient" if kind == "gradient" else "before")
+
+        def inject(at: str, this: int) -> None:
+            if this != step or at != when or not left:
+                return
+            weight: Any = self.model[0].weight
+            state = self.optimizer.state[weight]
+            tensor = {
+                "gradient": lambda: weight.grad,
+                "moment": lambda: state["exp_avg" if "exp_avg" in state else "momentum_buffer"],
+                "variance": lambda: self.model[1].running_var,
+                "weight": lambda: weight.data,
+            }[kind]()
+            tensor.view(-1)[3] = left.pop()
+
+        self.inject = inject
+        return self
+
+
+@pytest.fixture(scope="module")
+def clean() -> dict[str, str]:
+    """The hashes of trainings that are not watched."""
+    return {name: Training(name, on=False).run().hash() for name in ("AdamW", "SGD")}
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+def test_a_watched_training_has_the_same_bits(clean: dict[str, str], optimizer: str) -> None:
+    training = Training(optimizer).run()
+    assert training.hash() == clean[optimizer] and training.sdc.is_on and not training.sdc.found
+
+
+@pytest.mark.parametrize("kind", ["gradient", "moment", "variance", "weight"])
+@pytest.mark.parametrize(
+    ("optimizer", "value"), [("AdamW", -1e17), ("AdamW", math.nan), ("SGD", 3.4e38), ("SGD", -math.inf)]
+)
+def test_rolled_back_and_replayed_the_training_ends_with_the_same_bits(
+    clean: dict[str, str], optimizer: str, kind: str, value: float
+) -> None:
+    training = Training(optimizer).damage(kind, value, step=31).run()
+    assert [(one.verdict, one.step) for one in training.sdc.found] == [("transient", 31)]
+    assert training.done == [*range(1, 32), 30, 31, *range(32, STEPS + 1)]
+    assert training.hash() == clean[optimizer]
+
+
+@pytest.mark.parametrize("kind", ["moment", "weight"])
+def test_damage_after_the_check_is_found_at_the_next_step(clean: dict[str, str], kind: str) -> None:
+    training = Training().damage(kind, 1e20, step=31, when="after").run()
+    assert [one.step for one in training.sdc.found] == [32] and training.hash() == clean["AdamW"]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_before_the_optimizer_has_a_state_the_first_steps_are_replayed(clean: dict[str, str], step: int) -> None:
+    training = Training().damage("gradient", math.inf, step=step).run()
+    assert [one.verdict for one in training.sdc.found] == ["transient"] and training.hash() == clean["AdamW"]
+
+
+def test_a_loss_scaler_and_its_skipped_steps_are_no_fault_and_are_replayed_too() -> None:
+    expected = Training(on=False, scaled=True).damage("gradient", math.inf, step=20).run().hash()
+    skipped = Training(scaled=True).damage("gradient", math.inf, step=20).run()
+    assert not skipped.sdc.found and skipped.hash() == expected, "the scaler skips a step with infinite gradients"
+    damaged = Training(scaled=True).damage("moment", 1e20, step=30).run()
+    assert [one.verdict for one in damaged.sdc.found] == ["transient"]
+    assert damaged.hash() == Training(on=False, scaled=True).run().hash()
+
+
+def test_clipping_hides_a_gradient_unless_the_check_comes_before_it() -> None:
+    training = Training(clipped=True).damage("gradient", 1e30, step=31).run()
+    assert [one.verdict for one in training.sdc.found] == ["transient"]
+    assert training.hash() == Training(on=False, clipped=True).run().hash()
+
+
+def test_the_names_of_damaged_tensors_are_told() -> None:
+    training = Training().damage("moment", -1e17, step=31).run()
+    assert training.sdc.found[0].why.startswith("exp_avg of 0.weight is 1e+17, at most ")
+    training = Training().damage("variance", 1e30, step=31).run()
+    assert "the buffer 1.running_var is 9e+29, at most" in training.sdc.found[0].why
+
+
+def test_the_digest_changes_with_each_bit_and_nothing_else() -> None:
+    import torch
+
+    training = Training(on=False).run(3)
+    before = training.state.digest(gradients=False)
+    assert before == training.state.digest(gradients=False)
+    bits = training.model[0].weight.data.view(torch.int32).view(-1)
+    for bit in range(32):
+        bits[5] ^= 1 << bit if bit < 31 else -(2**31)
+        assert training.state.digest(gradients=False) != before, bit
+        bits[5] ^= 1 << bit if bit < 31 else -(2**31)
+    assert training.state.digest(gradients=False) == before
+    training.model[1].running_var[0] = 5.0
+    assert training.state.digest(gradients=False) == before, "replicas have running variances of their own"
+    assert training.state.digest(gradients=True) != before
+
+
+# ---- ranks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Launched]:
+    launched = Launched(tmp_path)
+    yield launched
+    launched.finish()
+
+
+def train(launched: Launched, faults: dict[int, list[Any]], world: int = 2) -> list[dict[str, Any]]:
+    script = Path(__file__).parent / "sdc_training.py"
+    command = [*TORCHRUN, f"--nproc-per-node={world}", str(script), json.dumps(faults)]
+    launched.launch(command, GLOO_SOCKET_IFNAME="lo")
+    launched.wait()
+    return [launched.last(rank, "end") for rank in range(world)]
+
+
+def test_data_parallel_ranks_replay_together_and_stay_equal(launched: Launched) -> None:
+    told = train(launched, {1: [31, "moment", 1e30]})
+    assert [one["found"][0][:2] for one in told] == [["transient", 31]] * 2
+    assert told[0]["digest"] == told[1]["digest"] and told[0]["found"][0][2].startswith("rank 1 on ")
+    assert not any(one["stop"] for one in told) and all(one["is_on"] for one in told)
+
+
+def test_a_weight_that_differs_on_one_of_four_ranks_names_it(launched: Launched) -> None:
+    told = train(launched, {2: [33, "weight", 0.4]}, world=4)
+    assert [one["found"][0][:2] for one in told] == [["replica", 40]] * 4
+    assert all(one["stop"] and "rank 2 on " in one["found"][0][2] for one in told)
+    (event,) = [event for event in launched.guard_events() if event["event"] == "sdc"]
+    assert (event["of_rank"], event["verdict"]) == (2, "replica")
