@@ -1,12 +1,15 @@
-"""A data-parallel training over gloo whose steps are watched: `torchrun sdc_training.py FAULTS`.
+"""A data-parallel training over gloo whose steps are watched: `sdc_training.py FAULTS WORLD`.
 
-FAULTS is JSON: by rank, the step, what to damage there (`gradient`, `moment`, or `weight`, after the update), and the
-value. Writes what was found, and the digests at the end, to rankN.jsonl.
+FAULTS is JSON: by rank, a list of the step, what to damage there (`gradient`, `moment`, or `weight`, after the update), and the
+value, in this order. The ranks are forked, so that torch is imported once. Writes what was found, and the digests at the
+end, to rankN.jsonl.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import sys
 import time
 from pathlib import Path
@@ -30,11 +33,11 @@ def main() -> int:
     state = TorchState(model, optimizer)
     rank = dist.get_rank()
     faults: dict[str, Any] = json.loads(sys.argv[1])
-    left = [faults[str(rank)]] if str(rank) in faults else []
+    left = list(faults.get(str(rank), []))
 
     def damage(kind: str, step: int) -> None:
         if left and left[0][:2] == [step, kind]:
-            value = float(left.pop()[2])
+            value = float(left.pop(0)[2])
             parameter = next(iter(model.parameters()))
             with torch.no_grad():
                 if kind == "gradient":
@@ -70,8 +73,20 @@ def main() -> int:
     return guard.exit_code
 
 
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
+def run_rank(rank: int, world: int) -> None:
+    """Be one rank."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
+    dist.init_process_group("gloo", init_method=f"file://{Path('store').absolute()}", rank=rank, world_size=world)
     code = main()
     dist.destroy_process_group()
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[2])
+    ranks = [multiprocessing.get_context("fork").Process(target=run_rank, args=(one, count)) for one in range(count)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(max(process.exitcode or 0 for process in ranks))
