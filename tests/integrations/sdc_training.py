@@ -1,8 +1,8 @@
 """A data-parallel training over gloo whose steps are watched: `sdc_training.py FAULTS WORLD`.
 
-FAULTS is JSON: by rank, a list of the step, what to damage there (`gradient`, `moment`, or `weight`, after the update), and the
-value, in this order. The ranks are forked, so that torch is imported once. Writes what was found, and the digests at the
-end, to rankN.jsonl.
+FAULTS is JSON: by rank, a list of the step, what to damage there (`gradient`, `moment`, or `weight`, after the update),
+and the value. The ranks are forked, so that torch is imported once. Writes what was found, and the digests at the end,
+to rankN.jsonl.
 """
 
 from __future__ import annotations
