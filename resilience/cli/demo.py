@@ -16,6 +16,8 @@ from resilience.cli.output import chosen, paint, print_json, table
 from resilience.demo.cron import CronNight
 from resilience.demo.demo import JOBS, DemoResult, run_demo
 from resilience.demo.night import DemoFailed
+from resilience.demo.sdc import play_sdc
+from resilience.errors import UsageError
 from resilience.quantities import format_duration
 from resilience.runs.project import Project
 from resilience.settings.load import Loaded
@@ -23,7 +25,9 @@ from resilience.settings.sections import SchedulerSettings, Settings
 from resilience.system.files import write_atomic
 from resilience.system.ports import System
 
-EPILOG = "Examples: resil demo; resil demo --scheduler slurm; resil demo --svg demo.svg; resil demo --keep"
+EPILOG = (
+    "Examples: resil demo; resil demo --scheduler slurm; resil demo --svg demo.svg; resil demo --keep; resil demo --sdc"
+)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -42,6 +46,10 @@ def command(
         Path | None,
         typer.Option("--svg", metavar="FILE", help="Also write the output's main lines as an SVG."),
     ] = None,
+    sdc: Annotated[
+        bool,
+        typer.Option("--sdc", help="Instead: three silent data corruptions, each found, named and survived."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a small real training that crashes, is killed, runs out of time and memory, is stopped, and still finishes.
@@ -51,6 +59,9 @@ def command(
     still alerts. Needs only this installation and takes about a minute.
     """
     system = System()  # the demo ignores the settings of the current directory
+    if sdc:
+        _play_sdc(system, _new(directory), svg, as_json=as_json)
+        return
     settings = Settings(scheduler=SchedulerSettings(name=scheduler))
     project = Project(system, Loaded(settings, None, system.cwd, {"scheduler.name": "command line"}))
     screen = _Screen(quiet=as_json)
@@ -96,6 +107,46 @@ def command(
         raise DemoFailed("a fault was not notified exactly once when it started and once when it was resolved")
     if not result.is_run_once:
         raise DemoFailed("the scheduler did not survive the loss of its node")
+
+
+def _new(directory: Path | None) -> Path | None:
+    """Return the directory to use. Raise UsageError if it is not empty."""
+    if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UsageError(f"{directory} already exists and is not empty", hint="use a new directory: --folder NEW")
+    return directory.resolve() if directory else None
+
+
+def _play_sdc(system: System, directory: Path | None, svg: Path | None, *, as_json: bool) -> None:
+    """Run `resil demo --sdc`. Raise DemoFailed unless each corruption was found and survived."""
+    screen = _Screen(quiet=as_json)
+    screen.say("$ resil demo --sdc", "bold")
+    began = system.clock.monotonic()
+    result = play_sdc(
+        system,
+        directory=directory,
+        say=lambda sentence: screen.say(f"{system.clock.monotonic() - began:6.1f} s  {sentence}"),
+    )
+    rows = [
+        (
+            one.injected,
+            one.found_by,
+            one.named or "NOT FOUND",
+            one.survived,
+            _yes(set(one.losses) == {result.reference}),
+        )
+        for one in result.corruptions
+    ]
+    for line in ["", *table(("INJECTED", "FOUND BY", "NAMED", "SURVIVED", "SAME LOSS"), rows)]:
+        screen.say(line)
+    verdict = "each found, named and survived" if result.is_survived else "NOT each found, named and survived"
+    told = f"{len(result.corruptions)} corruptions, {verdict}, with exactly the loss of a training without; "
+    screen.say(f"{told}{result.seconds:.0f} s in all", "green" if result.is_survived else "red")
+    if as_json:
+        print_json("demo_sdc", chosen(result, "corruptions", "reference", "seconds") | {"survived": result.is_survived})
+    if svg is not None:
+        write_svg(svg, screen.lines, title="resil demo --sdc")
+    if not result.is_survived:
+        raise DemoFailed("a corruption was not found, or the training did not reach the loss of one without")
 
 
 class _Screen:
