@@ -131,12 +131,12 @@ def _play_sdc(system: System, directory: Path | None, svg: Path | None, *, as_js
             one.injected,
             one.found_by,
             one.named or "NOT FOUND",
-            one.survived,
+            one.survived_by,
             _yes(set(one.losses) == {result.reference}),
         )
         for one in result.corruptions
     ]
-    for line in ["", *table(("INJECTED", "FOUND BY", "NAMED", "SURVIVED", "SAME LOSS"), rows)]:
+    for line in ["", *table(("INJECTED", "FOUND BY", "NAMED", "SURVIVED BY", "SAME LOSS"), rows)]:
         screen.say(line)
     verdict = "each found, named and survived" if result.is_survived else "NOT each found, named and survived"
     told = f"{len(result.corruptions)} corruptions, {verdict}, with exactly the loss of a training without; "

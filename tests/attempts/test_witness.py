@@ -11,9 +11,10 @@ import pytest
 from resilience.attempts.classify import Evidence as Seen
 from resilience.attempts.classify import classify
 from resilience.attempts.failure import Confidence, FailureClass
-from resilience.attempts.ledger import LedgerRow
+from resilience.attempts.ledger import Corruption, LedgerRow, corruptions_of
 from resilience.attempts.witness import evidence_of
 from resilience.nodes.evidence import Source
+from resilience.nodes.standing import State, judge
 from resilience.runs.attempts import AttemptEnd
 from resilience.settings.sections import ActSettings
 from tests.attempts.test_breaker import row
@@ -106,3 +107,41 @@ def test_the_same_attempt_is_the_same_fact_whoever_looks_and_whenever() -> None:
     assert one.key == other.key and one.source is Source.NAMED
     (elsewhere,) = evidence_of([attempt], ActSettings(), "gpt", "/home/bob/gpt", "bob")
     assert elsewhere.key != one.key
+
+
+def wrong(node: str, times: int = 1, among: int = 1, step: int = 400, rank: int = 2) -> Corruption:
+    return Corruption(1000.0, node, step, rank, "exp_avg of w is 1e+17, at most 3 is normal", times, among)
+
+
+@pytest.mark.parametrize(
+    ("corruptions", "expected"),
+    [
+        ([wrong("n3")], [("n3", "sdc", 1.0)]),
+        ([wrong("n3", times=2)], [("n3", "sdc", 1.0)] * 2),
+        ([wrong("n3"), wrong("n3", step=500)], [("n3", "sdc", 1.0)] * 2),
+        ([wrong("n3", among=2), wrong("n4", among=2, rank=3)], [("n3", "sdc", 0.5), ("n4", "sdc", 0.5)]),
+        ([wrong("n3", among=9)], []),
+        ([wrong("no such node")], []),
+    ],
+)
+def test_a_node_that_computed_wrong_values(corruptions: Sequence[Corruption], expected: Sequence[Fact]) -> None:
+    assert facts(replace(on("n[1-4]", C.STOPPED), corruptions=tuple(corruptions))) == expected
+
+
+def test_two_wrong_computations_exclude_a_node_and_one_does_not() -> None:
+    def states(*corruptions: Corruption) -> list[State]:
+        attempt = replace(on("n[1-4]", C.STOPPED), corruptions=corruptions)
+        return [one.state for one in judge(evidence_of([attempt], ActSettings(), "gpt", "/runs/gpt", "ada"), 2000.0)]
+
+    assert states(wrong("n3")) == [State.SUSPECT]
+    assert states(wrong("n3"), wrong("n3", step=500)) == states(wrong("n3", times=2)) == [State.EXCLUDED]
+    assert states(wrong("n3", among=2), wrong("n4", among=2)) == [State.SUSPECT] * 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("times", 0), ("among", 0), ("step", "7"), ("times", -1), ("time", None), ("of_rank", True)]
+)
+def test_events_that_prove_nothing_are_no_corruption(field: str, value: object) -> None:
+    event = {"event": "sdc", "time": 5.0, "step": 7, "of_rank": 1, "times": 1, "among": 1, "node": "n3", "why": "x"}
+    assert corruptions_of([event]) == (Corruption(5.0, "n3", 7, 1, "x", 1, 1),)
+    assert corruptions_of([event | {field: value}]) == ()

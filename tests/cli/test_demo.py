@@ -15,6 +15,7 @@ from resilience.cli.demo import write_svg
 from resilience.demo.cron import CronNight
 from resilience.demo.demo import DemoAttempt, DemoResult
 from resilience.demo.night import NotifiedFault
+from resilience.demo.sdc import Corruption, SdcResult
 from resilience.errors import StateDirectoryError
 from tests.lab.shell import Shell
 
@@ -180,3 +181,42 @@ def test_a_picture_of_nothing_is_a_picture(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StateDirectoryError, match="No such file"):
         write_svg(tmp_path / "none" / "x.svg", [("x", "")], title="T")
+
+
+# ---- silent data corruption ----------------------------------------------------------------------------------------
+
+
+def plays_sdc(monkeypatch: pytest.MonkeyPatch, named: str = "rank 1 on n1, step 50", loss: float = 0.5) -> None:
+    """Let the demo of silent data corruption end with this."""
+    found = Corruption("a bit flip", "digests", named, "a replay", (0.5, loss))
+
+    def play_sdc(system: Any, *, directory: Path | None, say: Callable[[str], None]) -> SdcResult:
+        say("a bit flips")
+        return SdcResult((found, found, found), 0.5, 9.0)
+
+    monkeypatch.setattr(demo, "play_sdc", play_sdc)
+
+
+def test_the_table_of_silent_corruptions_tells_what_was_found_and_how_it_was_survived(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plays_sdc(monkeypatch)
+    said = shell.resil("demo", "--sdc")
+    assert said.code == 0 and "each found, named and survived" in said.out
+    assert "rank 1 on n1, step 50" in said.out and "a replay" in said.out
+    assert shell.resil("demo", "--sdc", "--json").json["survived"] is True
+
+
+@pytest.mark.parametrize(("named", "loss"), [("", 0.5), ("rank 1", 0.6)])
+def test_a_corruption_that_is_not_found_or_changes_the_loss_fails(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, named: str, loss: float
+) -> None:
+    plays_sdc(monkeypatch, named, loss)
+    said = shell.resil("demo", "--sdc")
+    assert said.code == 1 and "NOT each found" in said.out
+
+
+def test_the_demo_of_silent_corruption_takes_an_empty_directory_only(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "is not empty" in shell.resil("demo", "--sdc", "--folder", str(tmp_path / "full")).err

@@ -282,6 +282,8 @@ def demo(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     test_drill.plays(monkeypatch, test_drill.result())
     person.ask("drill", "kill-rank", "--yes")
     person.ask("drill", "--plan")
+    test_demo.plays_sdc(monkeypatch)
+    person.ask("demo", "--sdc")
 
 
 @pytest.fixture
