@@ -157,7 +157,6 @@ def _rehearse(
 
 def _play(drill: Drill, training: Training, facts: Facts) -> Judgement:
     try:
-        drill.before(training)
         training.start()
         drill.play(training)
         return drill.judge(training.finish(), facts)
@@ -213,7 +212,5 @@ def _clean_up(project: Project, root: Path) -> None:
     facts = facts_of(project)
     for scratch in [path for path in root.iterdir() if path.is_dir()]:
         end_watch(scratch)
-        with suppress(ResilError):
-            project.system.runner.run(["umount", "-l", str(scratch / "checkpoints")], timeout_s=10)
         Stage(_own_project(project, facts, scratch.name, scratch)).close()
     shutil.rmtree(root, ignore_errors=True)

@@ -34,27 +34,27 @@ from resilience.runs.run_logs import newest_log
 from resilience.runs.submissions import read_intents
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.switch import Scope
-from resilience.system.files import make_directory, write_atomic
+from resilience.system.files import write_atomic
 from resilience.system.ports import System
 
 ValueT = TypeVar("ValueT")
-JOBS = 3
-"""Jobs that a drill queues, one after another: the one that is broken, the next, and one to spare."""
+JOBS = 5
+"""Jobs that a drill queues, one after another: the one that is broken, and those that fail while the fault lasts."""
 STEPS = 3
 """So many steps show that a training trains."""
 SLOW = 5.0
 """A training counts as hung after so many of its steps, if that is longer than the tempo says."""
 MOST_HANG_S = 600.0
 LOG_LINES = 5
+CAUSE = 120
+"""Characters of the reason why an attempt ended."""
 WATCH = "watch.pid"
 WATCH_END_S = 10.0
 ASK_AGAIN_S = 5.0
 SLOWER = 3.0
 """The next attempt may take so many times as long to start as the first one did."""
 HELD = ("JobHeldUser", "JobHeldAdmin")
-MOUNT_S, DEADLINE_S = 10.0, 5.0
-ROOM = "50%"
-"""Of the memory, which a tmpfs takes only as far as it is used."""
+DEADLINE_S = 5.0
 MOST_S = 3600.0
 """A fault is undone after this time, also if the drill was killed."""
 
@@ -88,11 +88,10 @@ class Training:
         self._clock = stage.project.system.clock
         self._deadline = self._clock.monotonic() + limit_s
         self._limit_s = limit_s
-        self._at = self._start_s = 0.0
+        self._since = self._at = self._start_s = 0.0
         self._struck: LedgerRow | None = None
         self._jobs: tuple[tuple[str, str], ...] = ()
         self._watch: subprocess.Popen[bytes] | None = None
-        self._undo: list[Callable[[], object]] = []
         self._running: Running | None = None
         self._is_blind = False
 
@@ -175,25 +174,16 @@ class Training:
         self._jobs = self._queue()
         ranks = len(self.stage.ranks(self.name))
         self.seen = replace(self.seen, step=self.step(), durable=self.durable(), ranks=ranks)
-        self._at = self._clock.now()
+        self._since = self._at = self._clock.now()
         done = act()
+        if self._running is not None and self._running.injection.until is not None:
+            self._at = self._clock.now()  # what lasts takes a second to begin: a process that undoes it starts before
         self.seen = replace(self.seen, done=done)
         self.say(f"fault: {done}")
 
     def note(self, sentence: str) -> None:
         """Keep a further fact for the report."""
         self.seen = replace(self.seen, notes=(*self.seen.notes, sentence))
-
-    def undo_later(self, undo: Callable[[], object]) -> Callable[[], None]:
-        """Make `close` undo a fault, whatever happens; return a function that does it earlier, once."""
-        self._undo.append(undo)
-
-        def now() -> None:
-            if undo in self._undo:
-                self._undo.remove(undo)
-                undo()
-
-        return now
 
     def watch(self, environ: Mapping[str, str] | None = None, deadline_s: float = 0.0) -> None:
         """Run the watchdogs from now on as cron does, only more often, instead of those that run already."""
@@ -277,37 +267,6 @@ class Training:
         """Ask for a save, without waiting."""
         switches.set_switch(self.stage.project, self.directory, layout.SAVE_SWITCH, why="a drill", scope=Scope.JOB)
 
-    def mount_checkpoints(self) -> None:
-        """Mount a tmpfs where the drill's checkpoints will be. Raise CouldNotLook."""
-        path = self._store_path()
-        make_directory(path, mode=0o700)
-        self._mount("-t", "tmpfs", "-o", f"mode=0700,size={ROOM}", "resil-drill", str(path))
-        self.undo_later(lambda: self.system.runner.run(["umount", "-l", str(path)], timeout_s=MOUNT_S))
-
-    def fill_checkpoints(self) -> None:
-        """Make that tmpfs as small as its content."""
-        path = str(self._store_path())
-        status = os.statvfs(path)
-        used = (status.f_blocks - status.f_bfree) * status.f_frsize
-        self._mount("-o", f"remount,size={used}", path)
-
-    def make_room(self) -> None:
-        """Give that tmpfs room again."""
-        self._mount("-o", f"remount,size={ROOM}", str(self._store_path()))
-
-    def _mount(self, *words: str) -> None:
-        try:
-            done = self.system.runner.run(["mount", *words], timeout_s=MOUNT_S)
-        except ResilError as error:
-            raise CouldNotLook(f"no small disk can be made here: {error.message}") from None
-        if done.returncode:
-            why = cut(done.stderr.strip().partition("\n")[0], 200)
-            raise CouldNotLook(f"no small disk can be made here: {why}", hint="run it where mounting is permitted")
-
-    def _store_path(self) -> Path:
-        assert self.store is not None
-        return self.store.path
-
     def hang_controller(self) -> str:
         """Let every question to the scheduler hang, also those of the watchdogs; return a sentence."""
         done = self.inject("scheduler", MOST_S, fault="hang")
@@ -372,7 +331,7 @@ class Training:
             self.seen,
             stopped_s=max(0.0, ended - self._at),
             end=_end_of(row),
-            cause="" if row.failure is None else row.failure.reason,
+            cause="" if row.failure is None else cut(row.failure.reason, CAUSE),
             last_step=row.last_step,
             saved_at=row.durable_step if (row.durable_step or 0) > (self.seen.durable or 0) else None,
         )
@@ -463,12 +422,10 @@ class Training:
     def close(self) -> list[str]:
         """Undo the fault, end the watchdogs and all jobs. Return a sentence for each thing that is left."""
         left = []
-        self._undo.append(self.restore)
-        while self._undo:
-            try:
-                self._undo.pop()()
-            except (ResilError, OSError) as error:
-                left.append(f"a fault could not be undone: {error}")
+        try:
+            self.restore()
+        except (ResilError, OSError) as error:
+            left.append(f"the fault could not be undone: {error}")
         self.stop_watching()
         return left + self.stage.close()
 
@@ -509,7 +466,7 @@ class Training:
         return [
             one
             for one in ledger.incidents()
-            if one.first_told is not None and one.first_told >= self._at
+            if one.first_told is not None and one.first_told >= self._since
             and (one.run == self.name or own in one.subject or self.name in one.subject or one.check == "job")
         ]  # fmt: skip
 

@@ -22,7 +22,6 @@ class Drill:
         play: breaks a running training, and waits for what follows. It raises CouldNotLook if the fault is not possible
             here.
         judge: returns the verdict. Pure.
-        before: what must be there before the training starts, such as a small disk.
     """
 
     summary: str
@@ -30,4 +29,3 @@ class Drill:
     outlook: Callable[[Facts], Outlook]
     play: Callable[[Training], None]
     judge: Callable[[Seen, Facts], Judgement]
-    before: Callable[[Training], None] = lambda training: None

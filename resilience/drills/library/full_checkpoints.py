@@ -10,7 +10,7 @@ from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, no
 if TYPE_CHECKING:
     from resilience.drills.training import Training
 
-TELL_S, SAVE_S = 240.0, 240.0
+TELL_S, SAVE_S, MOST_S = 240.0, 240.0, 3600.0
 
 
 def outlook(facts: Facts) -> Outlook:
@@ -21,29 +21,22 @@ def outlook(facts: Facts) -> Outlook:
     )
 
 
-def before(training: Training) -> None:
-    """Give the checkpoints a small disk of their own."""
-    training.need_store()
-    training.mount_checkpoints()
-
-
 def play(training: Training) -> None:
     """Leave no room for a save, ask for one, and give the room back once that was told."""
+    training.need_store()
     training.save()
     training.watch()
     training.more_steps()
-    give_back = training.undo_later(training.make_room)
 
     def fill() -> str:
-        training.fill_checkpoints()
+        done = training.inject("disk-full", MOST_S)
         training.ask_for_save()
-        return "no byte is free where the checkpoints are, and a save is due"
+        return done
 
     training.strike(fill)
     training.see_told(TELL_S, "fs", "log", "ckpt")
     training.see_failed_save(TELL_S)
-    give_back()
-    training.say("there is room again")
+    training.restore()
     training.see_saved_again(SAVE_S)
 
 
@@ -69,5 +62,4 @@ DRILL = Drill(
     outlook=outlook,
     play=play,
     judge=judge,
-    before=before,
 )
