@@ -24,6 +24,7 @@ def facts_of(project: Project) -> Facts:
         run=run,
         command=settings.run.command,
         template=settings.run.template,
+        environment=tuple(settings.environment),
         scheduler=project.scheduler_name(),
         store="" if path is None else str(path),
         is_own_store=store is None or not store.pattern,

@@ -26,6 +26,8 @@ _OUTPUT = re.compile(
     r"(?:dir|path|folder|root|to|file|s)?(?:=(?P<value>.+))?$"
 )
 """A word of a command line that names what the training writes: `--output_dir`, `save=`, `--ckpt-path=/scratch/x`."""
+_RUN_ID = re.compile(r"(?:^|_)(?:RUN|EXPERIMENT)_(?:ID|KEY|HASH)$")
+"""Variables by which a tracker goes on with a run: WANDB_RUN_ID, MLFLOW_RUN_ID, NEPTUNE_CUSTOM_RUN_ID, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ def isolated(facts: Facts, drill: str, scratch: Path, tempo: Tempo, *, command: 
         "GUARD__BEAT_S": f"{tempo.poll_s:g}",
         "SUBMIT__SIGNAL_LEAD_S": f"{lead_s:g}",
         "ALERT__CHANNELS": "console",  # the output of the drill's own watchdog: nobody is woken by a drill
+        "ALERT__ESCALATION": "1d: console",
         "ALERT__GROUP_S": "0",
         "ALERT__UNKNOWN_FOR_S": "0",
         "ALERT__QUIET_HOURS": "",
@@ -103,6 +106,16 @@ def hazards(facts: Facts, project: Path, command: str) -> tuple[str, ...]:
             "[checkpoints] path is not set, so the training saves where it always does: it would go on from the real "
             "run's checkpoints, and overwrite them"
         )
+    elif not facts.is_own_store:
+        found.append(
+            "pattern in [checkpoints] says that a framework saves there, which resil cannot tell to save elsewhere: it "
+            "would go on from the real run's checkpoints, and overwrite them"
+        )
+    found += [
+        f"{name} in [environment] is that of the real run: the drill would report into it"
+        for name in facts.environment
+        if _RUN_ID.search(name)
+    ]
     words = _words(command)
     if facts.store:
         relative = os.path.relpath(facts.store, project)

@@ -145,8 +145,10 @@ def _rehearse(
     finally:
         left = training.close()
     if not was_live and (harmed := changed(before, fingerprint(real))):
+        more = f" and {len(harmed) - 1} more" if len(harmed) > 1 else ""
+        why = f"; {judgement.reason}" if judgement.outcome is Outcome.UNKNOWN else ""
         judgement = Judgement(
-            Outcome.FAIL, f"{HARM}: {harmed[0]}" + (f" and {len(harmed) - 1} more" if len(harmed) > 1 else ""),
+            Outcome.FAIL, f"{HARM}: {harmed[0]}{more}{why}",
             "save with Store.from_env(), or write to $RESIL_DRILL_DIR if it is set; the other drills were not made",
         )  # fmt: skip
     return Result(

@@ -438,6 +438,12 @@ class Training:
 
     def _trains(self) -> bool:
         rows = self.rows()
+        if rows and (rows[0].first_step or 0) > 0:
+            raise CouldNotLook(
+                f"the training began at step {rows[0].first_step}, although a drill has no checkpoints: it loaded "
+                "those of the real run, and was ended before a save",
+                hint="load and save with Store.from_env(), or below $RESIL_DRILL_DIR if that is set",
+            )
         if not rows or rows[-1].failure is not None:
             return False
         return (rows[-1].last_step or 0) >= (rows[-1].first_step or 0) + STEPS

@@ -22,6 +22,7 @@ class Facts:
         run: name of the real run.
         command: what trains; empty: not set.
         template: what launches it.
+        environment: names of the variables in [environment].
         scheduler: `slurm` or `local`.
         store: the directory of checkpoints in [checkpoints]; empty: not set.
         is_own_store: whether the training saves with a Store, and no framework names the checkpoints.
@@ -43,6 +44,7 @@ class Facts:
     run: str
     command: str = ""
     template: str = "python"
+    environment: tuple[str, ...] = ()
     scheduler: str = "slurm"
     store: str = ""
     is_own_store: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def test_a_command_that_writes_where_the_real_run_does_is_named(command: str, sa
 def test_a_training_that_saves_where_resil_does_not_know_would_go_on_from_the_real_run() -> None:
     (found,) = hazards(Facts(run="gpt", command="python train.py"), PROJECT, "python train.py")
     assert "overwrite" in found
+
+
+def test_a_framework_that_saves_by_its_own_configuration_is_named() -> None:
+    (found,) = hazards(replace(FACTS, is_own_store=False), PROJECT, "python train.py --config gpt.yaml")
+    assert "a framework saves there" in found
+
+
+def test_a_tracker_that_goes_on_with_the_run_is_named() -> None:
+    facts = replace(FACTS, environment=("WANDB_PROJECT", "WANDB_RUN_ID", "OMP_NUM_THREADS"))
+    (found,) = hazards(facts, PROJECT, "python train.py")
+    assert "WANDB_RUN_ID" in found
 
 
 def test_state_checkpoints_and_evidence_are_those_of_the_drill(tmp_path: Path) -> None:

@@ -54,6 +54,10 @@ def test_a_training_that_writes_into_the_real_checkpoints_is_refused_and_if_not_
     done = shell.resil("drill", "kill-rank", "walltime")
     assert done.returncode == 1, done.stdout
     assert "changed files of the real run" in done.stdout and "walltime:" not in done.stdout
+    saved = sorted((shell.directory / "checkpoints" / "tiny").glob("step-*"))
+    again = shell.resil("drill", "kill-rank")
+    assert again.returncode == 1 and "loaded those of the real run" in again.stdout
+    assert sorted((shell.directory / "checkpoints" / "tiny").glob("step-*")) == saved, "ended before a save"
 
 
 @pytest.mark.soak
