@@ -88,6 +88,14 @@ def isolated(facts: Facts, drill: str, scratch: Path, tempo: Tempo, *, command: 
     return {f"RESIL_{name}": text for name, text in own.items()}
 
 
+def preloaded(command: str, template: str, python: str) -> str:
+    """Return a command that starts with the library of `resil inject preload`; itself if its template launches only
+    scripts of Python. Pure."""
+    if template not in ("python", "srun"):
+        return command
+    return shlex.join([python, "-m", "resilience", "inject", "preload", "--", "bash", "-c", command])
+
+
 def drill_run(run: str) -> str:
     """Return the name of a drill's run. Pure."""
     return run[: 100 - len(SUFFIX)] + SUFFIX

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from resilience.base.processes import is_there
 from resilience.drills.facts import facts_of
-from resilience.drills.isolation import changed, fingerprint, isolated, tempo_of
+from resilience.drills.isolation import changed, fingerprint, isolated, preloaded, tempo_of
 from resilience.drills.library import Drill
 from resilience.drills.stage import Stage, own_environ
 from resilience.drills.training import CouldNotLook, Training, end_watch
@@ -135,6 +136,8 @@ def _rehearse(
     was_live = is_live(project, facts.run)
     before = fingerprint(real)
     make_directory(scratch / "output", mode=0o700)
+    if drill.preloads and not os.access("/dev/fuse", os.W_OK) and shutil.which("cc"):
+        facts = replace(facts, command=preloaded(facts.command, facts.template, sys.executable))
     training = Training(
         Stage(_own_project(project, facts, name, scratch)), facts, scratch, tempo_of(facts.scheduler),
         limit_s=limit_s, say=say,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.drills.isolation import SLURM_TEMPO, changed, drill_run, fingerprint, hazards, isolated
+from resilience.drills.isolation import SLURM_TEMPO, changed, drill_run, fingerprint, hazards, isolated, preloaded
 from resilience.drills.stage import own_environ
 from resilience.drills.words import Facts
 
@@ -74,6 +74,12 @@ def test_state_checkpoints_and_evidence_are_those_of_the_drill(tmp_path: Path) -
     assert {os.path.commonpath([own[name], tmp_path]) for name in places} == {str(tmp_path)}
     assert own["RESIL_ALERT__CHANNELS"] == "console", "nobody is woken by a drill"
     assert "RESIL_CHECKPOINTS__PATH" not in isolated(Facts(run="gpt"), "walltime", tmp_path, SLURM_TEMPO)
+
+
+def test_a_training_starts_with_the_library_only_where_its_command_is_a_whole_one() -> None:
+    made = preloaded("cd x && python t.py", "srun", "/py")
+    assert made == "/py -m resilience inject preload -- bash -c 'cd x && python t.py'"
+    assert preloaded("train.py", "torchrun", "/py") == "train.py"
 
 
 def test_the_name_of_a_long_run_still_fits() -> None:

@@ -22,6 +22,7 @@ class Drill:
         play: breaks a running training, and waits for what follows. It raises CouldNotLook if the fault is not possible
             here.
         judge: returns the verdict. Pure.
+        preloads: whether the training starts with the library of `resil inject preload` where nothing can be mounted.
     """
 
     summary: str
@@ -29,3 +30,4 @@ class Drill:
     outlook: Callable[[Facts], Outlook]
     play: Callable[[Training], None]
     judge: Callable[[Seen, Facts], Judgement]
+    preloads: bool = False

@@ -62,4 +62,5 @@ DRILL = Drill(
     outlook=outlook,
     play=play,
     judge=judge,
+    preloads=True,
 )
