@@ -87,7 +87,9 @@ _FAILS = re.compile(
     r"|does(?: not|n't) exist|\bfull\b)"
 )
 """Words of a failure, in whatever line."""
-_FATAL = re.compile(r"\b(?:FATAL|CRITICAL)\b")
+_FATAL = re.compile(
+    r"\b(?:FATAL|CRITICAL)\b|^resil: warning: (?:rank \d+ left at step \d|the run is not marked as finished)"
+)
 _ORDER = {Role.ROOT: 0, Role.CONFIRMATION: 1, Role.CASCADE: 2, Role.DIAGNOSTIC: 3}
 _WENT_ON = 5
 """A line was probably survived if so many later lines repeat, up to numbers, lines from before it."""
@@ -494,7 +496,10 @@ def _of_last_words(reading: _Reading) -> Failure | None:
 def _causes(reading: _Reading) -> tuple[list[_Cause], list[_Cause]]:
     """Return what may be the cause, first lines first, and the tracebacks that steps follow but may not have survived:
     their process may have written them late."""
-    explained = {one.index for one in reading.matches if one.rule.role is not Role.DIAGNOSTIC}
+    explained = {
+        one.index for one in reading.matches
+        if one.rule.role is not Role.DIAGNOSTIC and not reading.lines[one.index].startswith("resil: ")
+    }  # fmt: skip
     inside = {index: block for block in reading.blocks for index in range(block.begin, block.chain_end + 1)}
     found: list[_Cause] = []
     flushed: list[_Cause] = []

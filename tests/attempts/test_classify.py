@@ -265,3 +265,10 @@ def test_that_a_peer_is_gone_is_no_network_failure_if_the_batch_shell_is_gone_to
 ) -> None:
     found = classify(Evidence(end=AttemptEnd.LOST, is_restarted=is_restarted, log=STEPS + RESET))
     assert found.failure is expected
+
+
+def test_why_a_guard_left_is_the_cause_though_it_is_a_warning() -> None:
+    why = "the save of step 100 is not durable: CheckpointError('rank 2: No space left on device: /ckpt/.part-1')"
+    told = "".join(f"resil: warning: {who}{why}\n" for who in ("", "the run is not marked as finished: "))
+    found = classify(Evidence(exit_code=1, log=f"{STEPS}{told}resil: warning: rank 0 left at step 100: {why}\n"))
+    assert found.failure is C.DISK_FULL, found
