@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -36,6 +37,7 @@ SETTINGS = """\
 name = "{name}"
 command = "python train.py"
 template = "srun"
+allow_inject = true
 [act]
 enabled = true
 keep_queued = {kept}
@@ -140,6 +142,7 @@ class ChaosRun(TrainingRun):
         disk: the file system of its checkpoints.
         url: of the webhook; `messages`: what it has received.
         given_up: set when the campaign ends before the night.
+        injectors: `resil inject` of faults that last.
         mends: what a person will do when told, and how many messages there were before.
         damaged: what the night did to checkpoints: the attempt, and the step.
     """
@@ -149,6 +152,7 @@ class ChaosRun(TrainingRun):
     url: str = ""
     messages: list[dict[str, Any]] = field(default_factory=list)
     given_up: threading.Event = field(default_factory=threading.Event)
+    injectors: list[subprocess.Popen[str]] = field(default_factory=list)
     mends: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     damaged: list[tuple[int, int]] = field(default_factory=list)
 
@@ -204,6 +208,29 @@ class ChaosRun(TrainingRun):
             if self.given_up.is_set() or time.monotonic() > deadline:
                 raise Waited(what)
             time.sleep(0.1)
+
+    def inject(self, *words: str) -> subprocess.Popen[str]:
+        """Start `resil inject`, and wait until the fault is on; it may need a heartbeat first."""
+        deadline = time.monotonic() + 30
+        while True:
+            argv = ["resil", "inject", *words]
+            pipe = subprocess.PIPE
+            injector = self.cluster.popen(argv, self.user, self.project, stdout=pipe, stderr=subprocess.STDOUT)
+            said = injector.stdout.readline() if injector.stdout is not None else ""
+            if " " in said and not said.startswith("resil: "):
+                self.injectors.append(injector)
+                return injector
+            rest, _ = injector.communicate()
+            if time.monotonic() > deadline:
+                raise Waited(f"resil inject {' '.join(words)}: {said}{rest}")
+
+    def end_injections(self) -> list[str]:
+        """End what is still on, as Ctrl-C does; return what stays on."""
+        for injector in self.injectors:
+            injector.send_signal(signal.SIGTERM)
+            injector.communicate(timeout=60)
+        found = json.loads(self.ask("inject", "list", "--json"))["injections"]
+        return [f"injection {one['id']}" for one in found if one["until"] is not None and one["ended"] is None]
 
     def is_told(self, of: str, *, after: int = 0) -> bool:
         """Whether a message after the first ones tells of a fault of a watchdog."""
@@ -274,7 +301,8 @@ def end_controller(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
 
 def _scontrol(*words: str) -> Callable[[ChaosRun, Fault, str, str], None]:
     def act(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
-        run.cluster.run([word.format(job=job) for word in words], run.user, check=True)
+        task, _ = run.running()  # the raw id of an array's last task is that of the array
+        run.cluster.run([word.format(job=task) for word in words], run.user, check=True)
         run.answer(fault)
 
     return act
@@ -294,6 +322,18 @@ def _damage(is_cut: bool) -> Callable[[ChaosRun, Fault, str, str], None]:
                 file.write(bytes([byte ^ 1]))
         run.damaged.append((run.met(fault)[0][1], newest.step))
         run.answer(fault, LOST)
+
+    return act
+
+
+def _inject(*words: str, is_killed: bool = False) -> Callable[[ChaosRun, Fault, str, str], None]:
+    """A fault of `resil inject`; with `is_killed` its injector is killed, and its keeper undoes it."""
+
+    def act(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+        injector = run.inject(*(word.format(rank=fault.rank) for word in words))
+        if is_killed:
+            injector.kill()
+        run.answer(fault)
 
     return act
 
@@ -320,6 +360,20 @@ def person(run: ChaosRun) -> None:
 
 
 ACTS: dict[str, Callable[[ChaosRun, Fault, str, str], None]] = {
+    "kill": _inject("kill", "--rank", "{rank}"),
+    "segfault": _inject("kill", "--rank", "{rank}", "--signal", "SEGV"),
+    "exit": _inject("exit", "--rank", "{rank}", "--code", "3"),
+    "memory": _inject("oom", "--rank", "{rank}"),
+    "stop": _inject("stop", "--rank", "{rank}", "--for", "10m"),
+    "stop_orphaned": _inject("stop", "--rank", "{rank}", "--for", "10m", is_killed=True),
+    "slow": _inject("slow", "--rank", "{rank}", "--factor", "3", "--for", "4s"),
+    "pause": _inject("hang", "--rank", "{rank}", "--for", "5s"),
+    "leak": _inject("leak", "--rank", "{rank}", "--rate", "32MiB", "--most", "64MiB", "--for", "4s"),
+    "clock_forward": _inject("clock", "forward", "--by", "2h", "--for", "8s"),
+    "clock_back": _inject("clock", "back", "--by", "2h", "--for", "8s"),
+    "answers_hang": _inject("scheduler", "hang", "--for", "8s"),
+    "answers_garbage": _inject("scheduler", "garbage", "--for", "8s"),
+    "answers_lag": _inject("scheduler", "lag", "--lag", "10s", "--for", "8s"),
     "node": lose_node,
     "slurmd": lose_slurmd,
     "batch_shell": kill_batch_shell,
@@ -353,7 +407,7 @@ def live(cluster: Cluster, disk: Path, night: Night, given_up: threading.Event) 
                 _go_through(run)
             except (Waited, TimeoutError) as error:
                 waited = str(error)
-        left = _left_running(run) + [f"mount {line}" for line in _mounts(cluster) - mounts]
+        left = run.end_injections() + _left_running(run) + [f"mount {line}" for line in _mounts(cluster) - mounts]
         return _collect(run, waited, left), run
 
 

@@ -39,18 +39,27 @@ def _kind(says: str, classes: str = "", **more: bool | str) -> Kind:
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        # What a rank does to itself. When a peer notices first, that one's sentence may be all that is in the log.
+        # What a rank does to itself.
         "exception": _kind("an exception of the program, once", "exception", first_rank=False),
         "gpu_oom": _kind("CUDA out of memory", "gpu_oom", first_rank=False),
         "io_error": _kind("reading data fails with EIO", "io_error", first_rank=False),
         "nan": _kind("the loss is NaN, once", "nan_loss"),
+        "hang": _kind("a rank hangs in a library that holds the GIL", "collective_timeout", first_rank=False),
+        # What `resil inject` does.
         "exit": _kind("a rank exits with 3 and says nothing", "unknown network", first_rank=False),
         "kill": _kind("a rank is killed (SIGKILL)", "killed", first_rank=False),
         "segfault": _kind("a rank ends by SIGSEGV", "segfault", first_rank=False),
-        "memory": _kind("a rank is killed in the job's cgroup", "host_oom", first_rank=False),
+        "memory": _kind("a rank takes all memory of the job's cgroup", "host_oom", first_rank=False),
         "stop": _kind("a rank is stopped (SIGSTOP)", "collective_timeout", first_rank=False),
-        "hang": _kind("a rank hangs in a library that holds the GIL", "collective_timeout", first_rank=False),
-        "slow": _kind("a rank is slow for 15 steps", first_rank=False),
+        "stop_orphaned": _kind("a rank is stopped, and the injector killed at once", first_rank=False),
+        "slow": _kind("a rank is slow for 4 s", first_rank=False),
+        "pause": _kind("a rank hangs for 5 s", first_rank=False),
+        "leak": _kind("a rank leaks 64 MiB", first_rank=False),
+        "clock_forward": _kind("the watchdogs' clock is 2 h ahead for 8 s"),
+        "clock_back": _kind("the watchdogs' clock is 2 h behind for 8 s"),
+        "answers_hang": _kind("SLURM's commands hang for 8 s where the watchdogs are"),
+        "answers_garbage": _kind("SLURM's commands write garbage there for 8 s"),
+        "answers_lag": _kind("SLURM's commands answer there as 10 s ago, for 8 s"),
         # Without accounting, SLURM tells of a lost node only until the job has been started again.
         # What is done from outside, while the training waits at that step.
         "node": _kind("the node dies: slurmd and the job are killed", "node_failure unknown"),

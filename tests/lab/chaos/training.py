@@ -11,7 +11,6 @@ import ctypes
 import json
 import os
 import random
-import signal
 import socket
 import struct
 import sys
@@ -155,27 +154,9 @@ class Faults:
     def nan(self, step: int) -> float:
         return float("nan")
 
-    def exit(self, step: int) -> NoReturn:
-        os._exit(3)
-
-    def kill(self, step: int) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def segfault(self, step: int) -> None:
-        os.kill(os.getpid(), signal.SIGSEGV)
-
-    def stop(self, step: int) -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)
-
     def hang(self, step: int) -> None:
         while True:  # each call keeps the GIL until a signal comes
             ctypes.PyDLL(None).pause()
-
-    def slow(self, step: int) -> None:
-        self._slow_until, self._slow_s = step + 15, 0.15
-
-    def memory(self, step: int) -> None:
-        [b"x" * 2**26 for _ in range(32)]
 
 
 def main() -> int:
