@@ -118,6 +118,11 @@ _SIGNALS = {
 }  # fmt: skip
 """SIGINT, SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV (signal(7))."""
 _CRASHES = {4, 7, 8, 9, 11}
+_LEFT = re.compile(
+    r"resil: warning: rank (?P<rank>\d+) left at step \d+: (?P<type>[A-Za-z_][\w.]*)\((?P<message>.*)\)$"
+)
+_NO_CAUSES = {"SystemExit", "KeyboardInterrupt", "GeneratorExit", "AgreementLost"}
+"""Exceptions with which a rank leaves that was told to, or whose peers are gone."""
 _ECHOED = {FailureClass.NETWORK, FailureClass.COLLECTIVE_TIMEOUT}
 _VAGUE = {FailureClass.EXCEPTION, FailureClass.UNKNOWN}
 _LAUNCHER = re.compile(r"srun: (?:launch/slurm: |Force Terminated )")
@@ -446,6 +451,8 @@ def _of_log(reading: _Reading) -> Failure | None:
             return _of_cause(cause, reading, Confidence.LIKELY)
     for _, _, cause in (causes or flushed)[-1:]:
         return _of_cause(cause, reading, Confidence.GUESS)
+    for block in _told_by_guards(reading):
+        return replace(_of_traceback(block, reading), confidence=Confidence.LIKELY)
     if (reading.culprit[2] or 0) < 0 or _child_signal(reading) in _CRASHES:
         return None  # the others report that this one was killed
     echoes = [
@@ -518,6 +525,17 @@ def _causes(reading: _Reading) -> tuple[list[_Cause], list[_Cause]]:
             elif _may_be_flushed(block.chain_end, reading):
                 flushed.append((block.begin, block.chain_end, block))
     return sorted(found, key=_by_first_line), sorted(flushed, key=_by_first_line)
+
+
+def _told_by_guards(reading: _Reading) -> Iterator[Traceback]:
+    """Yield the exceptions with which ranks left, as their guards said, where no rule explains them: the tracebacks of
+    ranks that end at once may be written into each other."""
+    known = {one.index for one in reading.matches}
+    for index, line in enumerate(reading.lines):
+        left = _LEFT.match(line) if line.startswith("resil: ") else None
+        if left is not None and index not in known and left["type"] not in _NO_CAUSES:
+            message = left["message"].strip("'\"")
+            yield Traceback(index, index, left["type"], message, "", False, int(left["rank"]), index)
 
 
 def _by_first_line(cause: _Cause) -> tuple[int, bool]:

@@ -272,3 +272,25 @@ def test_why_a_guard_left_is_the_cause_though_it_is_a_warning() -> None:
     told = "".join(f"resil: warning: {who}{why}\n" for who in ("", "the run is not marked as finished: "))
     found = classify(Evidence(exit_code=1, log=f"{STEPS}{told}resil: warning: rank 0 left at step 100: {why}\n"))
     assert found.failure is C.DISK_FULL, found
+
+
+MIXED = (
+    "resil: warning: rank 0 left at step 37: RuntimeError('the data loader has lost its index')\n"
+    "Traceback (most recent call last):\n"
+    "Traceback (most recent call last):\n"
+    '  File "/home/ada/train.py", line 95, in gather\n'
+    "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+    '  File "/home/ada/train.py", line 140, in step\n'
+    "RuntimeError: the data loader has lost its index\n"
+)
+
+
+def test_the_exception_of_the_first_rank_is_found_though_two_tracebacks_are_mixed() -> None:
+    found = classify(Evidence(exit_code=1, log=STEPS + MIXED))
+    assert (found.failure, found.rank) == (C.EXCEPTION, 0) and "has lost its index" in found.reason, found
+
+
+@pytest.mark.parametrize("error", ["ConnectionResetError(104, 'Connection reset by peer')", "AgreementLost('rank 0')"])
+def test_that_a_rank_left_because_its_peers_did_is_no_exception_of_its_own(error: str) -> None:
+    log = f"{STEPS}resil: warning: rank 1 left at step 37: {error}\n{RESET}"
+    assert classify(Evidence(exit_code=1, log=log)).failure is C.NETWORK
