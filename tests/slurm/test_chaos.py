@@ -3,8 +3,8 @@ nodes always ends with the loss of one left alone, or is held with the true reas
 lost, and nothing is left behind.
 
 RESIL_CHAOS_SEED=17 replays one night: the same faults at the same steps, on the same ranks. RESIL_CHAOS_NIGHTS=200 are
-as many, and 20 by default (`make soak`); RESIL_CHAOS_CLUSTERS=2 are side by side, four by default. RESIL_CHAOS_TABLE names
-a file for the table; what a night that went wrong has left is kept beside it.
+as many, and 20 by default (`make soak`); RESIL_CHAOS_CLUSTERS=2 are side by side, four by default. RESIL_CHAOS_TABLE is
+the file of the table; what a night that went wrong has left is kept beside it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -70,7 +71,12 @@ class Campaign:
                 except queue.Empty:
                     return
                 began = time.monotonic()
-                facts, run = live(cluster, disk, night, self._over)
+                try:
+                    facts, run = live(cluster, disk, night, self._over)
+                except Exception as error:  # the others go on
+                    self.wrong[night.seed] = [f"the night broke off: {error!r}"]
+                    traceback.print_exc()
+                    continue
                 self.wrong[night.seed] = wrong = judge(facts)
                 self.rows[night.seed] = row_of(facts, wrong, time.monotonic() - began)
                 place = f" {keep(run, facts, wrong, TABLE.parent)}" if wrong else ""

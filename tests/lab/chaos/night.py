@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -275,9 +275,10 @@ def lose_slurmd(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
 
 def kill_batch_shell(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
     for pid in run.cluster.processes():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if environ(pid).get("SLURM_JOB_ID") == job and words[1:2] and words[1].endswith(b"slurm_script"):
-            os.kill(pid, 9)
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if environ(pid).get("SLURM_JOB_ID") == job and words[1:2] and words[1].endswith(b"slurm_script"):
+                os.kill(pid, signal.SIGKILL)
     run.answer(fault)
 
 
