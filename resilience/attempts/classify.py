@@ -534,8 +534,10 @@ def _told_by_guards(reading: _Reading) -> Iterator[Traceback]:
     for index, line in enumerate(reading.lines):
         left = _LEFT.match(line) if line.startswith("resil: ") else None
         if left is not None and index not in known and left["type"] not in _NO_CAUSES:
-            message = left["message"].strip("'\"")
-            yield Traceback(index, index, left["type"], message, "", False, int(left["rank"]), index)
+            kind, message = left["type"], left["message"].strip("'\"")
+            if kind == "sys.exit":
+                kind, message = f"{kind}({message})", ""
+            yield Traceback(index, index, kind, message, "", False, int(left["rank"]), index)
 
 
 def _by_first_line(cause: _Cause) -> tuple[int, bool]:

@@ -294,3 +294,8 @@ def test_the_exception_of_the_first_rank_is_found_though_two_tracebacks_are_mixe
 def test_that_a_rank_left_because_its_peers_did_is_no_exception_of_its_own(error: str) -> None:
     log = f"{STEPS}resil: warning: rank 1 left at step 37: {error}\n{RESET}"
     assert classify(Evidence(exit_code=1, log=log)).failure is C.NETWORK
+
+
+def test_a_rank_that_called_sys_exit_first_is_the_cause() -> None:
+    found = classify(Evidence(exit_code=3, log=f"{STEPS}resil: warning: rank 0 left at step 33: sys.exit(3)\n{RESET}"))
+    assert (found.failure, found.rank, found.reason) == (C.EXCEPTION, 0, "an exception ended it: sys.exit(3)")
