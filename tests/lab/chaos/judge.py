@@ -33,6 +33,7 @@ class Facts:
         resumed: for each attempt, the step at which each of its ranks began.
         stepped: attempt, step, time and loss of each step of rank 0, in the order of the file.
         saved: attempt and step of each committed checkpoint.
+        corrupted: the steps at which the guard found silent corruption.
         damaged: the steps whose checkpoint the night has damaged, with the attempt before.
         messages: what the channel has sent, in order.
         incidents: as the ledger has them.
@@ -51,6 +52,7 @@ class Facts:
     resumed: Mapping[int, tuple[int, ...]]
     stepped: tuple[tuple[int, int, float, str], ...]
     saved: tuple[tuple[int, int], ...]
+    corrupted: tuple[int, ...] = ()
     damaged: tuple[tuple[int, int], ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
     incidents: tuple[Mapping[str, Any], ...] = ()
@@ -90,6 +92,11 @@ def _faults(facts: Facts) -> Iterator[str]:
             yield f"{fault} never came"
         if any(step != fault.step for step, _ in times):
             yield f"{fault} came at another step: {times}"
+        if times and fault.of.corrupts and not any(fault.step <= step <= fault.step + 10 for step in facts.corrupted):
+            yield f"nobody found {fault}"
+    bad = [fault for fault in facts.night.faults if fault.of.corrupts]
+    if len(set(facts.corrupted)) > len(bad):
+        yield f"silent corruption was found at the steps {sorted(set(facts.corrupted))}"
 
 
 def _faults_of(facts: Facts) -> dict[int, list[Fault]]:
@@ -125,6 +132,8 @@ def _reasons(facts: Facts) -> Iterator[str]:
 def _steps(facts: Facts) -> Iterator[str]:
     """No step is left out, none is made by two attempts at a time, and each has the loss that it had before."""
     losses: dict[int, str] = {}
+    wrong = {attempt: fault.step for fault in facts.night.faults if fault.kind == "replica"
+             for _, attempt in facts.met.get(fault.number, ())}  # fmt: skip
     last: dict[int, int] = {}
     newest = 0
     for attempt, step, _, loss in facts.stepped:
@@ -133,7 +142,7 @@ def _steps(facts: Facts) -> Iterator[str]:
             yield f"attempt {attempt} made step {step} after {last.get(attempt, begins)}"
         if attempt < newest:
             yield f"attempt {attempt} made step {step} while attempt {newest} trained"
-        if losses.setdefault(step, loss) != loss:
+        if step < wrong.get(attempt, step + 1) and losses.setdefault(step, loss) != loss:
             yield f"step {step} had another loss in attempt {attempt}"
         last[attempt], newest = step, max(newest, attempt)
 

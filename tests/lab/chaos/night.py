@@ -65,6 +65,8 @@ beat_s = 1
 walltime_ask_s = 1
 walltime_margin_s = 4
 first_save_s = 2
+sdc = true
+sdc_replicas_every = 5
 [submit]
 array = "{array}"
 signal_lead_s = 2
@@ -309,22 +311,24 @@ def _scontrol(*words: str) -> Callable[[ChaosRun, Fault, str, str], None]:
     return act
 
 
-def _damage(is_cut: bool) -> Callable[[ChaosRun, Fault, str, str], None]:
-    def act(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
-        newest = run.store.checkpoints()[-1]
-        entry = max(newest.manifest().files, key=lambda one: one.size)
-        with open(newest.path / entry.path, "r+b") as file:
-            if is_cut:
-                file.truncate(entry.size // 2)
-            else:
-                file.seek(entry.size // 2)
-                (byte,) = file.read(1)
-                file.seek(entry.size // 2)
-                file.write(bytes([byte ^ 1]))
-        run.damaged.append((run.met(fault)[0][1], newest.step))
-        run.answer(fault, LOST)
+def cut_checkpoint(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+    path = _newest_file(run, fault)
+    os.truncate(path, path.stat().st_size // 2)
+    run.answer(fault, LOST)
 
-    return act
+
+def flip_bit(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+    path = _newest_file(run, fault)
+    words = ["--locations", "weights", "--first-bit", "1", "--allow-nan", "--seed", str(run.night.seed)]
+    run.ask("inject", "checkpoint", str(path), *words, "--output", "altered")
+    path.write_bytes((run.project / "altered").read_bytes())  # the tool makes a copy, and the disk changes the file
+    run.answer(fault, LOST)
+
+
+def _newest_file(run: ChaosRun, fault: Fault) -> Path:
+    newest = run.store.checkpoints()[-1]
+    run.damaged.append((run.met(fault)[0][1], newest.step))
+    return newest.path / f"weights.{fault.rank}.safetensors"
 
 
 def _inject(*words: str, is_killed: bool = False) -> Callable[[ChaosRun, Fault, str, str], None]:
@@ -370,6 +374,7 @@ ACTS: dict[str, Callable[[ChaosRun, Fault, str, str], None]] = {
     "slow": _inject("slow", "--rank", "{rank}", "--factor", "3", "--for", "4s"),
     "pause": _inject("hang", "--rank", "{rank}", "--for", "5s"),
     "leak": _inject("leak", "--rank", "{rank}", "--rate", "32MiB", "--most", "64MiB", "--for", "4s"),
+    "disk_full_once": _inject("disk-full", "--for", "10m"),
     "clock_forward": _inject("clock", "forward", "--by", "2h", "--for", "8s"),
     "clock_back": _inject("clock", "back", "--by", "2h", "--for", "8s"),
     "answers_hang": _inject("scheduler", "hang", "--for", "8s"),
@@ -383,8 +388,8 @@ ACTS: dict[str, Callable[[ChaosRun, Fault, str, str], None]] = {
     "requeue": _scontrol("scontrol", "requeue", "{job}"),
     "cancel": _scontrol("scancel", "{job}"),
     "walltime": _scontrol("scontrol", "update", "jobid={job}", "EndTime=now+12"),
-    "flip": _damage(is_cut=False),
-    "cut": _damage(is_cut=True),
+    "flip": flip_bit,
+    "cut": cut_checkpoint,
     "disk_full": fill_disk,
     "disk_stays_full": fill_disk,
     "read_only": lock_disk,
@@ -495,6 +500,7 @@ def _collect(run: ChaosRun, waited: str, left: list[str]) -> Facts:
         saved=tuple(
             (one["attempt"], parse_committed(one["name"]) or 0) for one in journals if one["event"] == "checkpoint"
         ),
+        corrupted=tuple(one["step"] for one in journals if one["event"] == "sdc"),
         damaged=tuple(run.damaged),
         messages=tuple(run.messages),
         incidents=tuple(run.incidents()),

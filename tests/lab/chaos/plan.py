@@ -22,6 +22,7 @@ class Kind:
         says: for the table.
         classes: what `resil attempts` may call an attempt that it ends; none: it ends no attempt.
         holds: the class that the breaker names as it holds the run, after one attempt or several; empty: it does not.
+        corrupts: it is silent corruption, which the guard has to find.
         lasts: no restart heals it, and no person comes.
         first_rank: the fault is one of rank 0, or of what is outside.
     """
@@ -30,6 +31,7 @@ class Kind:
     classes: frozenset[str] = frozenset()
     holds: str = ""
     lasts: bool = False
+    corrupts: bool = False
     first_rank: bool = True
 
 
@@ -45,8 +47,10 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "io_error": _kind("reading data fails with EIO", "io_error", first_rank=False),
         "nan": _kind("the loss is NaN, once", "nan_loss"),
         "hang": _kind("a rank hangs in a library that holds the GIL", "collective_timeout", first_rank=False),
+        "gradient": _kind("a gradient is 1e30 times too large, silently", corrupts=True, first_rank=False),
+        "replica": _kind("a weight changes on one rank, silently", "nan_loss", corrupts=True, first_rank=False),
         # What `resil inject` does.
-        "exit": _kind("a rank exits with 3 and says nothing", "unknown network", first_rank=False),
+        "exit": _kind("a rank exits with 3 and says nothing", "unknown network exception", first_rank=False),
         "kill": _kind("a rank is killed (SIGKILL)", "killed", first_rank=False),
         "segfault": _kind("a rank ends by SIGSEGV", "segfault", first_rank=False),
         "memory": _kind("a rank takes all memory of the job's cgroup", "host_oom", first_rank=False),
@@ -55,6 +59,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "slow": _kind("a rank is slow for 4 s", first_rank=False),
         "pause": _kind("a rank hangs for 5 s", first_rank=False),
         "leak": _kind("a rank leaks 64 MiB", first_rank=False),
+        "disk_full_once": _kind("the disk is full until the job has ended", "disk_full"),
         "clock_forward": _kind("the watchdogs' clock is 2 h ahead for 8 s"),
         "clock_back": _kind("the watchdogs' clock is 2 h behind for 8 s"),
         "answers_hang": _kind("SLURM's commands hang for 8 s where the watchdogs are"),

@@ -11,6 +11,7 @@ from tests.lab.chaos.judge import Attempt, Facts, judge
 from tests.lab.chaos.plan import Fault, Night
 
 KILL, FULL = Fault(0, "kill", 13, 2), Fault(1, "disk_full", 26, 0)
+CORRUPT = Night(1, (replace(KILL, kind="gradient"), FULL), 45)
 STAYS_FULL = replace(FULL, kind="disk_stays_full")
 INCIDENT = {"episode": "abcdef01", "fault": "breaker-open", "count": 2, "resolved": 99.0, "summary": "it is open"}
 OF_IT = {"episode": "abcdef01", "fault": "breaker-open", "fingerprint": "ab", "summary": "it is open"}
@@ -72,6 +73,8 @@ WRONG: dict[str, tuple[Facts, dict[str, Any], str]] = {
     "ranks apart": (WELL, {"resumed": {**WELL.resumed, 2: (10, 10, 0, 10)}}, "the ranks of attempt 2 began at"),
     "a checkpoint lost": (WELL, {"saved": (*WELL.saved, (3, 30))}, "attempt 4 began at step 20, and the newest good"),
     "a damaged one used": (WELL, {"damaged": ((3, 20),)}, "attempt 4 began at step 20, and the newest good"),
+    "corruption unseen": (replace(WELL, night=CORRUPT), {}, "nobody found gradient at 13 on rank 2"),
+    "corruption imagined": (WELL, {"corrupted": (5,)}, "silent corruption was found at the steps [5]"),
     "told twice": (WELL, {"messages": (TOLD, TOLD, RESOLVED)}, "CRITICAL of incident abcdef01 (breaker-open) was"),
     "told as another": (WELL, {"messages": (*WELL.messages, AGAIN)}, "2 incidents were told of one thing: it is open"),
     "its end told twice": (WELL, {"messages": (TOLD, RESOLVED, RESOLVED)}, "RESOLVED of incident abcdef01"),

@@ -15,11 +15,11 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-WORLD, WIDTH, PACE_S = 4, 8, 0.05
-PADDING_BYTES = 2**16
+WORLD, WIDTH, PADDING, PACE_S = 4, 8, 2**16, 0.05
 LATE = frozenset({"batch_shell", "cancel", "requeue", "walltime"})
 """Faults that end the attempt some steps later: it makes these slowly, so as not to come to the next fault."""
 WAIT_S = 120.0
@@ -34,20 +34,63 @@ def gradient(weights: list[float], rank: int, step: int) -> list[float]:
     return [*(error * x for x in inputs), error * error]
 
 
-def descend(weights: list[float], gradients: list[list[float]]) -> float:
-    """One step of SGD with the mean of the ranks' gradients; return the mean loss."""
-    mean = [sum(column) / len(gradients) for column in zip(*gradients, strict=True)]
-    loss: float = mean.pop()
-    weights[:] = [w - 0.1 * g for w, g in zip(weights, mean, strict=True)]
-    return loss
+class Model:
+    """The weights, which each rank has, and what the guard has to know of them to find silent corruption."""
+
+    def __init__(self) -> None:
+        self.weights = [0.0] * WIDTH
+        self.mean = [0.0] * (WIDTH + 1)
+
+    def descend(self, gradients: list[list[float]], check: Callable[[], None] = lambda: None) -> float:
+        """One step of SGD with the mean of the ranks' gradients; return the mean loss."""
+        self.mean = [sum(column) / len(gradients) for column in zip(*gradients, strict=True)]
+        check()
+        self.weights = [w - 0.1 * g for w, g in zip(self.weights, self.mean, strict=False)]
+        return self.mean[-1]
+
+    def attach(self, check: Callable[[], None]) -> None:
+        """`descend` calls it."""
+
+    def largest(self) -> tuple[list[str], list[float]]:
+        return ["gradient", "weights"], [max(map(abs, values)) for values in (self.mean, self.weights)]
+
+    def capture(self, old: object) -> list[float]:
+        return list(self.weights)
+
+    def restore(self, captured: list[float]) -> None:
+        self.weights = list(captured)
+
+    def digest(self, *, gradients: bool) -> str:
+        return repr(self.weights + (self.mean if gradients else []))
+
+    def save(self, path: Path, step: int) -> None:
+        """Write a file of safetensors; the padding makes it worth a disk."""
+        size = 8 * WIDTH
+        tensors = {"weights": ("F64", [WIDTH], [0, size]), "padding": ("U8", [PADDING], [size, size + PADDING])}
+        header: dict[str, Any] = {
+            name: {"dtype": kind, "shape": shape, "data_offsets": offsets}
+            for name, (kind, shape, offsets) in tensors.items()
+        }
+        text = json.dumps(header | {"__metadata__": {"step": str(step)}}).encode()
+        text += b" " * (-len(text) % 8)
+        path.write_bytes(
+            struct.pack("<Q", len(text)) + text + struct.pack(f"<{WIDTH}d", *self.weights) + bytes(PADDING)
+        )
+
+    def load(self, path: Path) -> int:
+        """Read that file; return its step."""
+        data = path.read_bytes()
+        (size,) = struct.unpack_from("<Q", data)
+        self.weights = list(struct.unpack_from(f"<{WIDTH}d", data, 8 + size))
+        return int(json.loads(data[8 : 8 + size])["__metadata__"]["step"])
 
 
 def alone(steps: int) -> str:
     """Loss and weights after so many steps of a training that nothing happens to."""
-    weights, loss = [0.0] * WIDTH, 0.0
+    model, loss = Model(), 0.0
     for step in range(1, steps + 1):
-        loss = descend(weights, [gradient(weights, rank, step) for rank in range(WORLD)])
-    return final(loss, weights)
+        loss = model.descend([gradient(model.weights, rank, step) for rank in range(WORLD)])
+    return final(loss, model.weights)
 
 
 def final(loss: float, weights: list[float]) -> str:
@@ -109,6 +152,7 @@ class Faults:
     def __init__(self, rank: int, plan: dict[str, Any]) -> None:
         self.faults = [fault for fault in plan["faults"] if fault["rank"] == rank]
         self._slow_until, self._slow_s = 0, 0.0
+        self._factor, self._shift = 1.0, 0.0
 
     def meet(self, step: int) -> float | None:
         """Do what the plan has for this step; return a loss instead of the true one, if that is the fault."""
@@ -139,6 +183,19 @@ class Faults:
         if word := done.read_text():
             raise RuntimeError(word)
 
+    def gradient(self, step: int) -> None:
+        self._factor = 1e30
+
+    def replica(self, step: int) -> None:
+        self._shift = 1e-3
+
+    def corrupted(self, model: Model, mine: list[float]) -> list[float]:
+        """Corrupt this rank's gradient, or its weights, once and without a word."""
+        factor, self._factor = self._factor, 1.0
+        shift, self._shift = self._shift, 0.0
+        model.weights[0] += shift
+        return [factor * one for one in mine]
+
     def bug(self, step: int) -> NoReturn:
         raise IndexError(f"the tokens of shard {step} are not there")
 
@@ -166,33 +223,38 @@ def main() -> int:
     rank, attempt = int(os.environ["RANK"]), os.environ["RESIL_ATTEMPT"]
     plan = json.loads(Path("plan.json").read_text())
     faults, last, every = Faults(rank, plan), plan["steps"], plan["save_every"]
-    step, weights = 0, [0.0] * WIDTH
+    step, model = 0, Model()
     with TrainingGuard.from_env(store=(store := Store.from_env())) as guard:
         if guard.should_stop_early():
             return guard.exit_code
-        if checkpoint := store.latest():
-            step, weights = json.loads((checkpoint.path / f"weights.{rank}.json").read_text())[:2]
+        after = guard.resumed_after  # a stop because the state was ruined: not to be resumed from
+        if checkpoint := store.latest(up_to=after.since if after else None):
+            step = model.load(checkpoint.path / f"weights.{rank}.safetensors")
             guard.resumed(step)
         with open(f"begins.{rank}", "a") as file:
             file.write(f"{attempt} {step}\n")
-        ring = Ring(rank, f"ring.{attempt}")
+        ring, sdc = Ring(rank, f"ring.{attempt}"), guard.sdc(model, group="all")
+
+        def train(step: int) -> float:
+            mine = faults.corrupted(model, gradient(model.weights, rank, step))
+            return model.descend(ring.gather(mine), sdc.check)
+
         while step < last:
             time.sleep(PACE_S)
             step += 1
             met = faults.meet(step)
-            loss = descend(weights, ring.gather(gradient(weights, rank, step)))
+            loss = sdc.run(train, step)
             with open(f"steps.{rank}", "a") as file:
                 file.write(f"{attempt} {step} {time.time()} {loss.hex()}\n")
             decision = guard.step(loss=loss if met is None else met)
             if decision.save or step % every == 0 or step == last:
                 with guard.saving() as part:
-                    text = json.dumps([step, weights, "0" * PADDING_BYTES])
-                    (part.path / f"weights.{rank}.json").write_text(text)
+                    model.save(part.path / f"weights.{rank}.safetensors", step)
             if decision.stop and step < last:
                 return guard.exit_code
         guard.finished()
         if rank == 0:
-            Path("final").write_text(final(loss, weights))
+            Path("final").write_text(final(loss, model.weights))
     return guard.exit_code
 
 
