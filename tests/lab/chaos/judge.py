@@ -132,8 +132,7 @@ def _reasons(facts: Facts) -> Iterator[str]:
 def _steps(facts: Facts) -> Iterator[str]:
     """No step is left out, none is made by two attempts at a time, and each has the loss that it had before."""
     losses: dict[int, str] = {}
-    wrong = {attempt: fault.step for fault in facts.night.faults if fault.kind == "replica"
-             for _, attempt in facts.met.get(fault.number, ())}  # fmt: skip
+    wrong = _diverged(facts)
     last: dict[int, int] = {}
     newest = 0
     for attempt, step, _, loss in facts.stepped:
@@ -147,6 +146,12 @@ def _steps(facts: Facts) -> Iterator[str]:
         last[attempt], newest = step, max(newest, attempt)
 
 
+def _diverged(facts: Facts) -> dict[int, int]:
+    """The attempts in which a rank had other weights than the others, and from which step on."""
+    came = [(fault, facts.met.get(fault.number, ())) for fault in facts.night.faults if fault.kind == "replica"]
+    return {attempt: fault.step for fault, times in came for _, attempt in times}
+
+
 def _resumes(facts: Facts) -> Iterator[str]:
     """Each attempt begins, on all ranks, with the newest checkpoint that was committed and that nothing has damaged.
     (The journal may lack the last one of an attempt that was killed just then.)"""
@@ -155,6 +160,7 @@ def _resumes(facts: Facts) -> Iterator[str]:
             yield f"the ranks of attempt {attempt} began at different steps: {ranks}"
         good = {0: 0} | {step: number for number, step in facts.saved if number < attempt}
         bad = [step for number, step in facts.damaged if good.get(step, attempt) <= number < attempt]
+        bad += [step for step, number in good.items() if step >= _diverged(facts).get(number, step + 1)]
         newest = max(step for step in good if step not in bad)
         made = max((step for number, step, _, _ in facts.stepped if number < attempt), default=0)
         if not newest <= ranks[0] <= made or ranks[0] in bad:

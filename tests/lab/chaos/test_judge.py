@@ -101,3 +101,14 @@ def test_the_judge_finds(name: str) -> None:
 def test_each_step_has_the_loss_that_it_had_before() -> None:
     other = tuple((a, step, at, "other" if (a, step) == (4, 25) else loss) for a, step, at, loss in STEPPED)
     assert judge(replace(WELL, stepped=other)) == ["step 25 had another loss in attempt 4"]
+
+
+def test_what_a_rank_with_other_weights_has_saved_is_not_good() -> None:
+    diverged = Night(1, (KILL, replace(FULL, kind="replica", step=19)), 45)
+    facts = replace(WELL, night=diverged, met={0: ((13, 1),), 1: ((19, 2),)}, corrupted=(20,), attempts=(
+        Attempt(1, "killed"), Attempt(2, "nan_loss"), Attempt(3, "finished")), messages=(TOLD, RESOLVED),
+        stepped=tuple(one for one in STEPPED if one[0] < 3) + tuple((3, step, 9e9, "x") for step in range(11, 46)),
+        resumed={1: (0,) * 4, 2: (10,) * 4, 3: (10,) * 4}, saved=((1, 10), (2, 20), (3, 45)))  # fmt: skip
+    found = judge(facts)
+    assert {one.split(" had ")[0] for one in found} == {f"step {step}" for step in range(11, 19)}, found
+    assert judge(replace(facts, resumed={**facts.resumed, 3: (20,) * 4}))[-1].startswith("attempt 3 began at step 20")
