@@ -97,8 +97,9 @@ def from_text(text: str | bytes, name: str) -> Record:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
+        why = f"it lacks {error}" if isinstance(error, KeyError) else error or type(error).__name__
         raise UsageError(
-            f"{name} is no sequence of alterations: {error or type(error).__name__}",
+            f"{name} is no sequence of alterations: {why}",
             hint="--save-sequence FILE writes one",
         ) from None
 

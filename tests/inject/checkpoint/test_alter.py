@@ -133,6 +133,15 @@ def test_a_sequence_replays_in_another_layout(tmp_path: Path) -> None:
     assert leaves(places.output) != leaves(soft)
 
 
+def test_a_sequence_of_two_ranks_replays_on_a_file_of_one(tmp_path: Path) -> None:
+    shards = MAKERS["dcp"](tmp_path)
+    whole = safetensors(tmp_path / "whole.safetensors", {"w": ("F32", (8, 4)), "b": ("F32", (4,))})
+    _, record = altered(shards, attempts=40, locations=("w",), seed=5)
+    assert {one.index[0] < 4 for one in record.alterations} == {True, False}  # in the files of both ranks
+    _, again = altered(whole, recorded=record, allow_nan=True)
+    assert [(one.index, one.bits) for one in again.alterations] == [(one.index, one.bits) for one in record.alterations]
+
+
 @pytest.mark.parametrize("given", [{"burst": 5}, {"bit_mask": "101101"}, {"bit_mask": "1001", "weight": "element"}])
 def test_as_many_stored_bits_differ_as_were_asked_for(tmp_path: Path, given: dict[str, Any]) -> None:
     path = safetensors(tmp_path / "m.safetensors", {name: one for name, one in ARRAYS.items() if name[0] in "cfdh"})
