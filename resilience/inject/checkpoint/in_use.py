@@ -40,8 +40,9 @@ def store_around(path: Path) -> tuple[StoreDirectory, str] | None:
     below = path
     for parent in path.parents:
         store = StoreDirectory(parent)
-        if store.is_there():
-            return store, below.name
+        with suppress(PermissionError):  # a directory above, such as /home, may be passed and not listed
+            if store.is_there():
+                return store, below.name
         below = parent
     return None
 

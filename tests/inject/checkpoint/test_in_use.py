@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import mmap
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from resilience.checkpoints.pins import Pin, pin
 from resilience.errors import ResilError, UsageError
 from resilience.inject.checkpoint.in_use import InUse, check_in_place, check_output, check_source, store_around
 from tests.checkpoints.saves import committed, new_store, write_part
+from tests.system.people import NOBODY, acting_as, open_the_way
 
 
 def nobody(run: str) -> str:
@@ -88,6 +90,16 @@ def test_nothing_is_written_into_a_directory_of_checkpoints(tmp_path: Path) -> N
             check_output(path)
     assert store_around(store.path / name / "model.bin") is not None and store_around(tmp_path / "x") is None
     check_output(tmp_path / "model.pt")
+
+
+def test_a_directory_above_that_may_not_be_listed_is_no_obstacle(tmp_path: Path) -> None:
+    above = tmp_path / "home"
+    (above / "alice").mkdir(parents=True)
+    open_the_way(above / "alice" / "x")
+    (above / "alice").chmod(0o777)
+    above.chmod(0o711)
+    with acting_as(NOBODY) if os.geteuid() == 0 else nullcontext():
+        check_output(above / "alice" / "out.pt")
 
 
 @pytest.mark.parametrize(
