@@ -73,7 +73,8 @@ def measure(scratch: Path, trainings: int) -> list[Cell]:
         path.write_bytes(saved({name: value[0] for name, value in start.items()}, precision))
         for first_bit in (1, 2):
             for flips in FLIPS:
-                copies = [_altered(path, flips, first_bit, seed) for seed in range(trainings)]
+                seed = 1000 * len(cells)  # no two cells share random numbers
+                copies = [_altered(path, flips, first_bit, seed + number) for number in range(trainings)]
                 hits = net.resumed([loaded(numpy, copy) for copy in copies])
                 cells.append(Cell(precision, flips, first_bit, int(hits), trainings))
     return cells
