@@ -275,6 +275,24 @@ class LocalScheduler:
             send_signal(self._spool, task, number, batch=batch, full=full)
         return None
 
+    def begin_fault(self, mode: str, *, until: float, lag_s: float, name: str) -> None:
+        """Answer badly from now on, as `resil inject scheduler` wants it: hang, down, garbage or lag."""
+        fault.begin_fault(self._own[0].root, fault.SchedulerFault(mode, until, lag_s, name))
+
+    def end_fault(self, name: str) -> None:
+        """Answer well again, if the fault is that of the injection `name`."""
+        fault.end_fault(self._own[0].root, name)
+
+    def keep_answers(self) -> None:
+        """Keep the present answers, for a lag."""
+        fault.keep_answers(self._own[0].root)
+
+    def watchers(self, job_id: JobId) -> tuple[tuple[int, int], ...]:
+        """Return pid and start of the processes that watch the running tasks of a job: its slurmstepds."""
+        entry, raws = self._queue.locate(job_id)
+        running = [task for raw in raws if (task := self._spool.task(entry, raw)).is_running]
+        return tuple((task.supervisor, task.supervisor_ticks) for task in running)
+
     def nodes(self) -> tuple[Node, ...]:
         """Return this host as the only node."""
         self._suffer(is_query=True)

@@ -50,14 +50,15 @@ class Rank:
         end = now + length_s if length_s else None
         record = {"id": name, "fault": fault, "begun": now, "until": end, "ended": None,
                   "attempt": attempt, "settings": settings, "state": {"guarded": list(ranks)}}  # fmt: skip
-        (self.folder / f"{name}.json").write_text(json.dumps(record))
+        self.write(name, record)
         return name
 
+    def write(self, name: str, record: dict[str, Any]) -> None:
+        (self.folder / "part").write_text(json.dumps(record))
+        (self.folder / "part").rename(self.folder / f"{name}.json")
+
     def end(self, name: str) -> None:
-        path = self.folder / f"{name}.json"
-        beside = path.with_suffix(".tmp")
-        beside.write_text(json.dumps(json.loads(path.read_text()) | {"ended": time.time()}))
-        beside.rename(path)
+        self.write(name, json.loads((self.folder / f"{name}.json").read_text()) | {"ended": time.time()})
 
     def answer(self, name: str) -> dict[str, Any]:
         path = self.folder / f"{name}.3"

@@ -7,19 +7,17 @@ before the real ones; the cluster is untouched. With --real, for administrators 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from resilience import layout
-from resilience.base.processes import descendants
+from resilience.base.processes import descendants, start_ticks
 from resilience.errors import ResilError, UsageError
 from resilience.inject import Plan, Scene, slurm_command
 from resilience.inject.daemons import end, find_daemons, start_again, steps_of
@@ -30,10 +28,7 @@ from resilience.runs.injections import allows_injection
 from resilience.runs.run_directory import find_runs
 from resilience.runs.run_jobs import scheduler_of
 from resilience.runs.submissions import read_intents
-from resilience.schedulers._local.fault import FILE, HISTORY
-from resilience.schedulers._local.processes import start_ticks
-from resilience.schedulers._local.queue import Queue
-from resilience.schedulers._local.spool import Spool, spool_path
+from resilience.schedulers.local import LocalScheduler
 from resilience.submission import split_comment
 from resilience.system.files import make_directory, write_atomic
 from resilience.system.ports import SystemClock
@@ -45,8 +40,6 @@ SAYS = {
     "garbage": "every answer is garbage",
 }
 COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sacct", "sinfo", "sdiag", "srun", "sacctmgr")
-OLDEST = 50
-"""Copies of a spool that are kept for old answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +108,14 @@ class SchedulerAnswers:
         way = state["way"]
         if way == "spool":
             self.tend(state, scene)
-            order = {"mode": state["mode"], "until": scene.until, "lag_s": state["lag_s"], "id": scene.id}
-            write_atomic(Path(state["spool"]) / FILE, json.dumps(order))
+            assert scene.until is not None
+            embedded = _embedded(scene, state["spool"])
+            embedded.begin_fault(state["mode"], until=scene.until, lag_s=state["lag_s"], name=scene.id)
         elif way == "commands":
             _write_commands(state, scene)
         elif way == "kill":
             for pid, ticks in state["pids"]:
-                below = [(one, start_ticks(one)) for one in descendants(pid)]
+                below = [(one, start_ticks(one) or 0) for one in descendants(pid)]
                 steps = steps_of(state["node"], str(state["conf"])) if state.get("node") else []
                 send(signal.SIGKILL, [(pid, ticks), *below, *steps])
         elif way == "stop":
@@ -134,22 +128,14 @@ class SchedulerAnswers:
         """Keep copies of the spool, for old answers."""
         if state["way"] != "spool" or state["mode"] != "lag":
             return 3600.0
-        root, now = Path(state["spool"]), SystemClock().now()
-        _copy(root, root / HISTORY / f"{now:.2f}")
-        with suppress(OSError, ValueError):
-            for path in sorted((root / HISTORY).iterdir(), key=lambda one: float(one.name))[:-OLDEST]:
-                shutil.rmtree(path, ignore_errors=True)
-        return max(1.0, 1.5 * float(state["lag_s"]) / OLDEST)
+        _embedded(scene, state["spool"]).keep_answers()
+        return max(1.0, float(state["lag_s"]) / 30)
 
     def undo(self, state: Mapping[str, Any], scene: Scene) -> None:
         """Take it back; daemons go on, or are started again."""
         way = state["way"]
         if way == "spool":
-            root = Path(state["spool"])
-            with suppress(OSError, ValueError):
-                if json.loads((root / FILE).read_bytes()).get("id") == scene.id:
-                    (root / FILE).unlink()
-            shutil.rmtree(root / HISTORY, ignore_errors=True)
+            _embedded(scene, state["spool"]).end_fault(scene.id)
         elif way == "commands":
             unset_injected(Path(state["state_dir"]), "commands", scene.id)
             shutil.rmtree(_bin(scene), ignore_errors=True)
@@ -160,20 +146,25 @@ class SchedulerAnswers:
                 start_again(record)
 
 
+def _embedded(scene: Scene, spool: str = "") -> LocalScheduler:
+    """Return the embedded scheduler, of this spool if one is given."""
+    system = scene.project.system
+    environ = {**system.environ, "RESIL_LOCAL_SPOOL": spool} if spool else system.environ
+    return LocalScheduler(clock=SystemClock(), runner=system.runner, environ=environ)
+
+
 def _look_at_spool(scene: Scene) -> dict[str, Any]:
     """Return the embedded scheduler's spool, jobs of others in it, and the watchers of the run's own jobs."""
-    spool = Spool(spool_path(scene.project.system.environ))
+    embedded = _embedded(scene)
     allowed = {one.run for one in find_runs(scene.project.loaded.state_dir) if allows_injection(one)}
-    entries, tasks = Queue(spool, host="", cpus=1).load() if spool.exists() else ({}, {})
-    others, watchers = list[str](), list[list[int]]()
-    for key, entry in entries.items():
-        run, _ = split_comment(entry.comment) or ("", "")
-        if run not in allowed and any(task.state.is_alive for task in tasks[key]):
-            others.append(str(key))
-        if run == scene.directory.run:
-            running = [task for task in tasks[key] if task.is_running]
-            watchers += [[task.supervisor, task.supervisor_ticks, task.raw] for task in running]
-    return {"spool": str(spool.root), "others": others, "watchers": watchers}
+    others, watchers = set[str](), list[list[int]]()
+    for job in embedded.jobs():
+        run, _ = split_comment(job.comment) or ("", "")
+        if run not in allowed and job.state.is_alive:
+            others.add(str(job.id.whole))
+        if run == scene.directory.run and job.state.may_have_processes:
+            watchers += [[pid, ticks, job.raw_id] for pid, ticks in embedded.watchers(job.id)]
+    return {"spool": str(embedded.spool), "others": sorted(others), "watchers": watchers}
 
 
 def _is_node(of_daemon: str, wanted: str, host: str) -> bool:
@@ -278,25 +269,6 @@ def _write_commands(state: Mapping[str, Any], scene: Scene) -> None:
         write_atomic(directory / name, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', mode=0o700)
     change = {"id": scene.id, "bin": str(directory), "until": scene.until}
     set_injected(Path(state["state_dir"]), "commands", change)
-
-
-def _copy(root: Path, to: Path) -> None:
-    """Copy what queries read of a spool. Its records are replaced, never changed, so that links are enough."""
-    beside = root / f"{HISTORY}.new"
-    shutil.rmtree(beside, ignore_errors=True)
-    to.parent.mkdir(mode=0o700, exist_ok=True)
-    for name in ("jobs", "active", "tokens"):
-        shutil.copytree(root / name, beside / name, copy_function=_link, ignore=_only_records, dirs_exist_ok=True)
-    beside.rename(to)
-
-
-def _only_records(directory: str, names: list[str]) -> list[str]:
-    return [name for name in names if name == "steps" or name.startswith(".")]
-
-
-def _link(source: str, to: str) -> None:
-    with suppress(FileNotFoundError):
-        os.link(source, to)
 
 
 FAULT = SchedulerAnswers()

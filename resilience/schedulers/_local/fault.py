@@ -7,6 +7,8 @@ resil and those of the commands in jobs. After its time the fault is over by its
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -15,8 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resilience.errors import SchedulerUnavailable
+from resilience.system.files import write_atomic
 
 FILE, HISTORY = "fault.json", "history"
+COPIES = 50
+"""Of a spool, which are kept for old answers."""
 MODES = ("hang", "down", "garbage", "lag")
 DOWN = "Unable to contact slurm controller (connect failure)"
 HUNG = "Socket timed out on send/recv operation"
@@ -102,3 +107,40 @@ def command_exit(name: str, environ: Mapping[str, str]) -> int | None:
             return None
     sys.stderr.write(f"{_PREFIXES.get(name, '')}{DOWN if fault.mode == 'down' else HUNG}\n")
     return 1
+
+
+def begin_fault(root: Path, fault: SchedulerFault) -> None:
+    """Put a fault on a spool's answers. Raise StateDirectoryError if it cannot be written."""
+    write_atomic(root / FILE, json.dumps(fault._asdict()))
+
+
+def end_fault(root: Path, name: str) -> None:
+    """Take the fault of an injection off, and forget old answers."""
+    with suppress(OSError, ValueError, AttributeError):
+        if json.loads((root / FILE).read_bytes()).get("id") == name:
+            (root / FILE).unlink()
+    for old in (HISTORY, f"{HISTORY}.new"):
+        shutil.rmtree(root / old, ignore_errors=True)
+
+
+def keep_answers(root: Path) -> None:
+    """Copy what queries read of a spool, for old answers. Its records are replaced, never changed: links are enough."""
+    beside, history = root / f"{HISTORY}.new", root / HISTORY
+    shutil.rmtree(beside, ignore_errors=True)
+    history.mkdir(mode=0o700, exist_ok=True)
+    for name in ("jobs", "active", "tokens"):
+        if (root / name).is_dir():
+            shutil.copytree(root / name, beside / name, copy_function=_link, ignore=_no_steps, dirs_exist_ok=True)
+    beside.rename(history / f"{time.time():.2f}")
+    with suppress(OSError, ValueError):
+        for path in sorted(history.iterdir(), key=lambda one: float(one.name))[:-COPIES]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _no_steps(directory: str, names: list[str]) -> list[str]:
+    return [name for name in names if name == "steps" or name.startswith(".")]
+
+
+def _link(source: str, to: str) -> None:
+    with suppress(FileNotFoundError):
+        os.link(source, to)
