@@ -70,6 +70,12 @@ class FaultyRun(ClusterRun):
         )
 
 
+def mounted_on(cluster: Cluster) -> dict[str, bool]:
+    """Which nodes have a fault mounted."""
+    look = {node: [*inside(cluster, node), "cat", "/proc/self/mountinfo"] for node in cluster.nodes}
+    return {node: mounting.TYPE in subprocess.check_output(argv, text=True) for node, argv in look.items()}
+
+
 @pytest.fixture
 def run(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[FaultyRun]:
     made = FaultyRun(cluster, request.node.name.removeprefix("test_")[:20])
@@ -84,15 +90,25 @@ def test_a_mounted_fault_is_on_every_node_of_the_job_and_on_no_other(cluster: Cl
     run.begin()
     injector = run.inject("stale", "--for", "1h")
     run.until(lambda: run.said(0)[1:] == run.said(1)[1:] == ["ESTALE"], "both ranks to meet the fault")
-    mounted = {
-        node: mounting.TYPE in subprocess.run([*inside(cluster, node), "cat", "/proc/self/mountinfo"],
-                                              capture_output=True, text=True, check=True).stdout
-        for node in cluster.nodes
-    }  # fmt: skip
+    mounted = mounted_on(cluster)
     assert sum(mounted.values()) == (2 if cluster.proctrack == "cgroup" else 4)
     os.kill(injector.pid, signal.SIGKILL)
     injector.communicate()
     run.until(lambda: run.said(0)[2:] == run.said(1)[2:] == ["ok"], "both ranks to write again")
+    run.until(lambda: not any(mounted_on(cluster).values()), "the nodes to be as before")
+
+
+@needs_mount
+def test_a_job_that_is_cancelled_leaves_no_fault_on_its_nodes(cluster: Cluster, run: FaultyRun) -> None:
+    run.who = "root"
+    cluster.home(run.who).mkdir(exist_ok=True)
+    run.begin()
+    injector = run.inject("eio", "--for", "1h")
+    run.until(lambda: run.said(0)[1:] == run.said(1)[1:] == ["EIO"], "both ranks to meet the fault")
+    run.ask("cancel")
+    run.until(lambda: not any(mounted_on(cluster).values()), "the nodes to be as before")
+    injector.send_signal(signal.SIGINT)
+    assert "undone" in injector.communicate(timeout=120)[0]
 
 
 def test_an_ordinary_user_has_the_calls_of_a_training_fail_on_all_nodes(run: FaultyRun) -> None:
