@@ -9,6 +9,7 @@ python _sdc_nets.py cost SAMPLES         seconds of steps with and without the w
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import math
 import random
@@ -173,9 +174,8 @@ def inject(name: str, count: int, *, below: bool = False) -> dict[str, Any]:
         net.train(3)
         caught = len(net.sdc.found) > before
         delay = net.sdc.found[-1].step - injected_at if caught else -1
-        results[
-            f"{label} {'not caught' if not caught else 'at once' if delay == 0 else 'next' if delay == 1 else 'later'}"
-        ] += 1
+        told = "not caught" if not caught else "later" if delay > 1 else ("at once", "at the next step")[delay]
+        results[f"{label} {told}"] += 1
         if not caught:
             lost.append(f"{label} {value:g}")
         net.sdc._transients.clear()  # type: ignore[union-attr]  # each trial is a training of its own
@@ -193,11 +193,13 @@ def inject(name: str, count: int, *, below: bool = False) -> dict[str, Any]:
 
 
 def _copy(net: Net) -> Any:
-    return net.sdc._state.capture(None)  # type: ignore[union-attr]
+    """Copy the state, and the bounds: what was not found must not widen those of the next trial."""
+    return net.sdc._state.capture(None), copy.deepcopy(net.sdc._bounds)  # type: ignore[union-attr]
 
 
 def _restore(net: Net, saved: Any) -> None:
-    net.sdc._state.restore(saved)  # type: ignore[union-attr]
+    net.sdc._state.restore(saved[0])  # type: ignore[union-attr]
+    net.sdc._bounds = saved[1]  # type: ignore[union-attr]
 
 
 def cost(samples: int) -> dict[str, Any]:

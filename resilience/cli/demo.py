@@ -142,7 +142,7 @@ def _play_sdc(system: System, directory: Path | None, svg: Path | None, *, as_js
     told = f"{len(result.corruptions)} corruptions, {verdict}, with exactly the loss of a training without; "
     screen.say(f"{told}{result.seconds:.0f} s in all", "green" if result.is_survived else "red")
     if as_json:
-        print_json("demo_sdc", chosen(result, "corruptions", "reference", "seconds") | {"survived": result.is_survived})
+        print_json("demo-sdc", chosen(result, "corruptions", "reference", "seconds") | {"survived": result.is_survived})
     if svg is not None:
         write_svg(svg, screen.lines, title="resil demo --sdc")
     if not result.is_survived:

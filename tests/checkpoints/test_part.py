@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from resilience.checkpoints import Store
 from resilience.checkpoints.part import Part
+from resilience.checkpoints.resume import NoGoodCheckpoint
 from resilience.errors import CheckpointError
 from tests.checkpoints.ranks import Launch, commit, fails, workers_here
 
@@ -236,3 +238,24 @@ def _save_at_random(tmp_path: Path, seed: int) -> None:
     for found in launch.each(lambda store: store.latest()):
         assert (found is None) == (not committed)
         assert found is None or found.step == max(committed)
+
+
+def test_checkpoints_newer_than_the_trusted_step_are_set_aside_on_every_rank(tmp_path: Path) -> None:
+    launch = Launch(tmp_path / "ckpt", 3)
+    for step in (100, 200, 300):
+        launch.save(step)
+    found = launch.each(lambda store: store.latest(up_to=250))
+    assert [one.step for one in found] == [200] * 3
+    assert stores(tmp_path / "ckpt") == [".bad", "step-00000100", "step-00000200"]
+    assert launch.each(lambda store: store.latest())[1].step == 200
+
+
+def test_a_single_process_without_a_guard_passes_newer_checkpoints_over(tmp_path: Path) -> None:
+    launch = Launch(tmp_path / "ckpt", 1)
+    for step in (100, 200):
+        launch.save(step)
+    found = Store(tmp_path / "ckpt").latest(up_to=150)
+    assert found is not None and found.step == 100
+    with pytest.raises(NoGoodCheckpoint, match="only checkpoints up to step 50 are trusted"):
+        Store(tmp_path / "ckpt").latest(up_to=50)
+    assert stores(tmp_path / "ckpt") == ["step-00000100", "step-00000200"], "nothing was moved"

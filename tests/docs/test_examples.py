@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.docs.markdown import ROOT
 
@@ -100,3 +103,20 @@ def test_the_loop_of_the_page_saves_and_resumes(tmp_path: Path) -> None:
     (path / "model.json").write_text("{")
     third = subprocess.run(script, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
     assert third.returncode == 4 and third.stdout == "" and "model.json" in third.stderr, third
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch not installed (pip install)")
+def test_the_script_about_silent_corruption_finds_its_damaged_gradient(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "how-to" / "guard-against-silent-corruption.md").read_text()
+    block = re.search(r"```python\n(import sys\n.*?)```", text, re.DOTALL)
+    assert block is not None
+    (tmp_path / "train.py").write_text(block[1])
+    clean = {
+        key: value for key, value in os.environ.items() if not key.startswith(("RESIL_", "SLURM", "RANK", "WORLD"))
+    }
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=clean | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "found: ['transient']" in done.stdout and "the gradient of 0.weight is 1e+17" in done.stderr

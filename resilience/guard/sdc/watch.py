@@ -242,7 +242,7 @@ class SdcWatch:
         why = describe(verdict, first, world=place.world, replayed=replayed, before=before)
         if verdict is Verdict.TRANSIENT and self._saved_step() == first.step - 1 > 0:
             why += f". The checkpoint of step {first.step - 1} may hold the wrong value: do not resume from it"
-        self.found.append(Found(verdict, first.step, why))
+        self.found.append(Found(str(verdict), first.step, why))
         if not place.is_first:
             return
         for one in findings:
