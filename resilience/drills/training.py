@@ -409,7 +409,7 @@ class Training:
             return (self.durable() or 0) > before
 
         self.seen = replace(self.seen, saved_again=self.see(saved, limit_s))
-        if self._row().failure is not None and self.seen.stopped_s is None and self.see_end(1.0):
+        if self.seen.stopped_s is not None or (self._row().failure is not None and self.see_end(1.0)):
             self.see_resume(1.0)
 
     def finish(self) -> Seen:
