@@ -439,6 +439,7 @@ class Training:
     def _trains(self) -> bool:
         rows = self.rows()
         if rows and (rows[0].first_step or 0) > 0:
+            self._end_without_save()
             raise CouldNotLook(
                 f"the training began at step {rows[0].first_step}, although a drill has no checkpoints: it loaded "
                 "those of the real run, and was ended before a save",
@@ -447,6 +448,15 @@ class Training:
         if not rows or rows[-1].failure is not None:
             return False
         return (rows[-1].last_step or 0) >= (rows[-1].first_step or 0) + STEPS
+
+    def _end_without_save(self) -> None:
+        """End the training by SIGKILL: a guard saves when a job is cancelled. No queued job starts afterwards."""
+        with suppress(ResilError):
+            waiting = [job.id.whole for job in self.stage.jobs() if job.state.is_waiting]
+            if waiting:
+                self.stage.project.scheduler().cancel(waiting, pending_only=True)
+        with suppress(CouldNotLook):
+            self.inject("kill", step=True)
 
     def _measured_step_s(self) -> float:
         begin, began = self.step(), self._clock.monotonic()
