@@ -317,6 +317,13 @@ def cut_checkpoint(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
     run.answer(fault, LOST)
 
 
+def cut_all(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+    for one in run.store.checkpoints():
+        path = one.path / f"weights.{fault.rank}.safetensors"
+        os.truncate(path, path.stat().st_size // 2)
+    run.answer(fault, LOST)
+
+
 def flip_bit(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
     path = _newest_file(run, fault)
     words = ["--locations", "weights", "--first-bit", "1", "--allow-nan", "--seed", str(run.night.seed)]
@@ -390,6 +397,7 @@ ACTS: dict[str, Callable[[ChaosRun, Fault, str, str], None]] = {
     "walltime": _scontrol("scontrol", "update", "jobid={job}", "EndTime=now+12"),
     "flip": flip_bit,
     "cut": cut_checkpoint,
+    "all_cut": cut_all,
     "disk_full": fill_disk,
     "disk_stays_full": fill_disk,
     "read_only": lock_disk,

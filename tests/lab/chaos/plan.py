@@ -51,7 +51,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "replica": _kind("a weight changes on one rank, silently", "nan_loss", corrupts=True, first_rank=False),
         # What `resil inject` does.
         "exit": _kind("a rank exits with 3 and says nothing", "unknown network exception", first_rank=False),
-        "kill": _kind("a rank is killed (SIGKILL)", "killed", first_rank=False),
+        # (srun may tell of a peer, which ends in the same moment, before it tells of the rank that was killed.)
+        "kill": _kind("a rank is killed (SIGKILL)", "killed network", first_rank=False),
         "segfault": _kind("a rank ends by SIGSEGV", "segfault", first_rank=False),
         "memory": _kind("a rank takes all memory of the job's cgroup", "host_oom", first_rank=False),
         "stop": _kind("a rank is stopped (SIGSTOP)", "collective_timeout", first_rank=False),
@@ -81,21 +82,25 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "read_only": _kind("the disk is read-only until a person mends it", "read_only", holds="read_only"),
         # What no restart heals.
         "bug": _kind("an exception at the same step each time", "exception", holds="exception", lasts=True),
+        "all_cut": _kind("each checkpoint is cut in half", "exception checkpoint", holds="checkpoint", lasts=True),
         "disk_stays_full": _kind("the disk stays full", "disk_full", holds="disk_full", lasts=True),
     }
 )  # fmt: skip
+DAMAGES = ("flip", "cut")
 HEALED = tuple(name for name, kind in KINDS.items() if not kind.lasts)
 LASTING = tuple(name for name, kind in KINDS.items() if kind.lasts)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: its number in the night, its kind, and the step and rank that meet it."""
+    """One fault: its number in the night, its kind, and the step and rank that meet it, once the checkpoint of step
+    `saved` is durable, the first one after the fault before: later ones may be cut off."""
 
     number: int
     kind: str
     step: int
     rank: int
+    saved: int
 
     @property
     def of(self) -> Kind:
@@ -132,7 +137,10 @@ def plan(seed: int, kinds: tuple[str, ...] = tuple(KINDS)) -> Night:
         names[-1:] = [dice.choice([name for name in LASTING if name in kinds])]
     faults, step = [], 0
     for number, name in enumerate(names):
+        if not step and name in DAMAGES:
+            step = SAVE_EVERY + 1  # so that there is another checkpoint
+        saved = max(SAVE_EVERY, -(-step // SAVE_EVERY) * SAVE_EVERY)
         step += dice.randint(SAVE_EVERY + 1, 2 * SAVE_EVERY)
         rank = dice.randrange(WORLD)
-        faults.append(Fault(number, name, step, 0 if KINDS[name].first_rank else rank))
+        faults.append(Fault(number, name, step, 0 if KINDS[name].first_rank else rank, saved))
     return Night(seed, tuple(faults), step + dice.randint(SAVE_EVERY + 1, 2 * SAVE_EVERY))

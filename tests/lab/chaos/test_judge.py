@@ -10,7 +10,7 @@ import pytest
 from tests.lab.chaos.judge import Attempt, Facts, judge
 from tests.lab.chaos.plan import Fault, Night
 
-KILL, FULL = Fault(0, "kill", 13, 2), Fault(1, "disk_full", 26, 0)
+KILL, FULL = Fault(0, "kill", 13, 2, 10), Fault(1, "disk_full", 26, 0, 20)
 CORRUPT = Night(1, (replace(KILL, kind="gradient"), FULL), 45)
 STAYS_FULL = replace(FULL, kind="disk_stays_full")
 INCIDENT = {"episode": "abcdef01", "fault": "breaker-open", "count": 2, "resolved": 99.0, "summary": "it is open"}
@@ -64,7 +64,7 @@ WRONG: dict[str, tuple[Facts, dict[str, Any], str]] = {
     "a fault that never came": (WELL, {"met": {0: ((13, 1),)}}, "disk_full at 26 never came"),
     "a fault elsewhere": (WELL, {"met": {**WELL.met, 0: ((14, 1),)}}, "kill at 13 on rank 2 came at another step"),
     "a gap in the ledger": (WELL, {"attempts": WELL.attempts[1:]}, "the ledger has the attempts [2, 3, 4]"),
-    "another class": (WELL, {"attempts": (Attempt(1, "network"), *WELL.attempts[1:])}, "attempt 1 ended as network: "),
+    "another class": (WELL, {"attempts": (Attempt(1, "quota"), *WELL.attempts[1:])}, "attempt 1 ended as quota: "),
     "no class": (WELL, {"attempts": (Attempt(1, ""), *WELL.attempts[1:])}, "attempt 1 has no end"),
     "an end without a fault": (WELL, {"met": {**WELL.met, 0: ((13, 4),)}}, "attempt 1 ended as killed, and nothing"),
     "a step left out": (WELL, {"stepped": less((2, 14))}, "attempt 2 made step 15 after 13"),

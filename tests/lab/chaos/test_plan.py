@@ -28,6 +28,13 @@ def test_two_faults_are_further_apart_than_two_saves() -> None:
         assert min(after - before for before, after in pairwise(steps)) > SAVE_EVERY, night
 
 
+def test_between_two_faults_a_save_is_durable() -> None:
+    for night in NIGHTS:
+        before = [0, *(fault.step for fault in night.faults)]
+        for step, fault in zip(before, night.faults, strict=False):
+            assert step <= fault.saved < fault.step and fault.saved % SAVE_EVERY == 0 < fault.saved, night
+
+
 def test_what_no_restart_heals_comes_last_and_only_in_some_nights() -> None:
     assert 15 <= sum(night.lasting is not None for night in NIGHTS) <= 60
     assert all(night.lasting in (None, night.faults[-1]) for night in NIGHTS)

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 WORLD, WIDTH, PADDING, PACE_S = 4, 8, 2**16, 0.05
 LATE = frozenset({"batch_shell", "cancel", "requeue", "walltime"})
 """Faults that end the attempt some steps later: it makes these slowly, so as not to come to the next fault."""
-WAIT_S = 120.0
+WAIT_S, DURABLE_S = 120.0, 20.0
 """For ranks that start late on a busy machine."""
 
 
@@ -160,6 +160,7 @@ class Faults:
         for fault in self.faults:
             met = Path(f"met.{fault['number']}")
             if fault["step"] == step and (fault["kind"] == "bug" or not met.exists()):
+                self.wait_for_save(fault["saved"])
                 with open(met, "a") as file:
                     file.write(f"{step} {os.environ['RESIL_ATTEMPT']} {time.time()}\n")
                 act = getattr(self, fault["kind"], None)
@@ -171,6 +172,14 @@ class Faults:
         if step <= self._slow_until:
             time.sleep(self._slow_s)
         return loss
+
+    def wait_for_save(self, step: int) -> None:
+        """Wait until the checkpoint of this step, or a later one, is durable; on a full disk it never is."""
+        deadline = time.monotonic() + DURABLE_S
+        while time.monotonic() < deadline:
+            if any(path.name[:13] >= f"step-{step:08d}" for path in Path("checkpoints").glob("step-*")):
+                return
+            time.sleep(0.05)
 
     def ask(self, fault: dict[str, Any]) -> None:
         """Have something outside do it, and wait, though not for ever: the fault may have been the end of this."""
