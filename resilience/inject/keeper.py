@@ -78,7 +78,8 @@ def _wait(project: Project, directory: RunDirectory, injection: Injection) -> st
         if select.select([0], [], [], max(0.0, min(due, end) - now))[0]:
             return _read_line() or KILLED
         if tend is not None and time.monotonic() >= due:
-            due = time.monotonic() + max(0.01, float(tend(injection.state, scene)))
+            pause_s = float(tend(injection.state, scene))
+            due = time.monotonic() + max(0.01, pause_s)
     return OVER
 
 

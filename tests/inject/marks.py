@@ -12,6 +12,7 @@ from tests.lab.shell import SETTINGS, Shell
 
 PLUGIN = '''
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from resilience.errors import ResilError, UsageError
@@ -52,6 +53,13 @@ class Mark:
         if state["fails"] == "start":
             raise ResilError("no mark can be made")
         return {"made": True}
+
+    def tend(self, state, scene):
+        begin = time.monotonic()
+        time.sleep(0.05)
+        with open(state["path"] + ".tended", "a") as file:
+            file.write(f"{begin} {time.monotonic()}\\n")
+        return 0.05
 
     def undo(self, state, scene):
         if state["fails"] == "undo" and os.path.exists(state["path"] + ".locked"):

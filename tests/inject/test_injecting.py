@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,15 @@ def test_a_fault_is_recorded_lasts_its_time_and_is_undone(shell: Shell) -> None:
     assert (told.id, told.target, told.ended) == (one.id, str(mark), end["time"])
     assert "undone" in shell.resil("inject", "list").out
     assert shell.resil("inject", "undo", one.id).out == f"{one.id} is not on\n"
+
+
+def test_a_fault_that_is_tended_gets_its_pauses(shell: Shell) -> None:
+    allow(shell)
+    assert shell.resil("inject", "big-mark", "mark", "--for", "600ms").code == 0
+    lines = (shell.directory / "mark.tended").read_text().splitlines()
+    times = [tuple(map(float, line.split())) for line in lines]
+    assert len(times) >= 2
+    assert all(after[0] - before[1] >= 0.05 for before, after in pairwise(times)), "or a slow process never runs"
 
 
 def test_a_fault_that_fails_half_way_is_undone_and_says_why(shell: Shell) -> None:
