@@ -189,7 +189,11 @@ def inject(prepared: Prepared) -> Running:
     keeper = None
     try:
         journal_begin(directory, injection)
-        keeper = _start_keeper(directory, injection) if until is not None else None
+        if until is not None:
+            keeper = _start_keeper(directory, injection)
+            until = _clock.now() + prepared.length_s  # the start of the keeper does not count
+            injection = replace(injection, until=until)
+            keep_injection(directory, injection)
         more = prepared.fault.start(injection.state, Scene(project, directory, injection.id, until))
     except BaseException as error:
         why = getattr(error, "message", "") or str(error) or type(error).__name__

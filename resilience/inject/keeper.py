@@ -67,12 +67,12 @@ def keep(path: Path, name: str) -> int:
 
 def _wait(project: Project, directory: RunDirectory, injection: Injection) -> str:
     """Return why the fault ends; meanwhile tend it."""
-    scene = Scene(project, directory, injection.id, injection.until)
-    end = time.monotonic() + max(0.0, (injection.until or 0.0) - time.time())
     tend = getattr(load_fault(injection.fault), "tend", None)
     if (line := _read_line()) != ON:
         return line or KILLED
     injection = read_injection(directory, injection.id) or injection
+    scene = Scene(project, directory, injection.id, injection.until)
+    end = time.monotonic() + max(0.0, (injection.until or 0.0) - time.time())
     due = time.monotonic() if tend is not None else end
     while (now := time.monotonic()) < end:
         if select.select([0], [], [], max(0.0, min(due, end) - now))[0]:
