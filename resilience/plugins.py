@@ -289,7 +289,11 @@ def _place_of(owner: type, attribute: str = "") -> str:
     return f"{file}:{begin}"
 
 
-_PLAIN = {"str": (str, "a text"), "int": (int, "a whole number")}
+_PLAIN: dict[str, tuple[Any, str]] = {
+    "str": (str, "a text"),
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+}
 
 
 def _mistyped(value: Any, kind: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from resilience.base.processes import is_alive, is_same, start_ticks, state_of
+from resilience.base.processes import is_alive, is_same, start_ticks
 from resilience.errors import ProbeError
 from resilience.messages import cut
 from resilience.runs.run_jobs import srun_command
@@ -158,9 +158,7 @@ def send(number: int, pids: Sequence[Sequence[int]]) -> dict[str, list[int]]:
 def answer(order: Mapping[str, Any]) -> dict[str, Any]:
     """Do what an order says on this node: find the processes of a job, or signal some."""
     if "signal" in order:
-        found = send(int(order["signal"]), order["pids"])
-        states = {str(pid): state_of(pid)[0] for pid in found["sent"]}
-        return {**found, "states": states}
+        return send(int(order["signal"]), order["pids"])
     return {"processes": [list(one) for one in of_job(str(order["job"]))]}
 
 
@@ -195,23 +193,33 @@ class Nodes:
             for line in self._system.runner.stream(argv, timeout_s=SRUN_S):
                 lines.append(line)
         except ProbeError as error:
-            raise ProbeError(
-                f"no task could be started beside the training of job {self._job}: {error.message}", hint=error.hint
-            ) from error
+            failure: ProbeError | None = error
+        else:
+            failure = None
         for line in lines:
             with suppress(ValueError, KeyError, TypeError):
                 one = json.loads(line)
                 found.add(one["host"])
                 yield one["host"], one
         if missing := sorted(set(orders) - found):
+            if failure is not None:
+                raise ProbeError(
+                    f"no task could be started beside the training of job {self._job}: {failure.message}",
+                    hint=failure.hint,
+                ) from failure
             raise ProbeError(f"{', '.join(missing)} did not answer", hint="see: squeue, sinfo")
 
 
 def main(order: str) -> int:
     """Answer for this node."""
     host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    orders = json.loads(order)
-    sys.stdout.write(json.dumps({"host": host, **answer(orders[host])}) + "\n")
+    own = json.loads(order)[host]
+    sends = "signal" in own
+    found = answer({**own, "signal": 0} if sends else own)  # 0: only whether it could be sent
+    sys.stdout.write(json.dumps({"host": host, **found}) + "\n")
+    sys.stdout.flush()
+    if sends:  # after the answer: this task may end with the job that it hits
+        answer(own)
     return 0
 
 

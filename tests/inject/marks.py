@@ -37,7 +37,7 @@ class Mark:
     Settings = Settings
     argument = "path"
     example = "resil inject big-mark here"
-    length_s = 60.0
+    length_s = 60
 
     def look(self, settings, scene):
         return {"is_there": Path(settings.path).parent.is_dir(), "path": str(Path(settings.path).absolute())}
