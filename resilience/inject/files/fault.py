@@ -47,7 +47,7 @@ class FileSettings:
     by: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FileFault:
     """A fault of a directory: the protocol is resilience.inject.Fault.
 

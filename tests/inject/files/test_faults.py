@@ -70,6 +70,7 @@ def test_what_cannot_be_done_is_refused_in_words(shell: Shell, words: tuple[str,
     assert read_injections(shell.project.directory("gpt")) == ()
 
 
+rare = (pytest.mark.soak, pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="a campaign: RESIL_SOAK=1"))
 TRAINING = """
 import sys
 from resilience.checkpoints import Store
@@ -93,11 +94,11 @@ print(store.latest().step, flush=True)
     ("fault", "options", "error"),
     [
         ("disk-full", {}, "No space left on device"),
-        ("disk-full", {"quota": True, "space_bytes": 500}, "quota"),
+        pytest.param("disk-full", {"quota": True, "space_bytes": 500}, "quota", marks=rare),
         ("read-only", {}, "Read-only file system"),
         ("eio", {}, "Input/output error"),
-        ("stale", {}, "Stale file handle"),
-        ("slow-disk", {"delay_s": 0.005}, "saved"),
+        pytest.param("stale", {}, "Stale file handle", marks=rare),
+        pytest.param("slow-disk", {"delay_s": 0.005}, "saved", marks=rare),
     ],
 )
 def test_a_training_is_told_of_its_failed_save_goes_on_and_saves_again_afterwards(
@@ -153,7 +154,8 @@ def test_the_fault_is_undone_when_the_injector_is_killed_and_by_hand_when_nobody
             os.kill(pid, number)
     injector.communicate()
     if killed == "everybody":
-        assert error_of(lambda: os.listdir(checkpoints(shell))) == "ENOTCONN", "it fails at once, and hangs nobody"
+        error = error_of(lambda: os.listdir(checkpoints(shell)))
+        assert error in ("ENOTCONN", "ECONNABORTED"), "it fails at once, and hangs nobody"
         assert shell.resil("inject", "undo", "--all").code == 0
     until(lambda: not is_mounted(checkpoints(shell)), "the fault to be undone", timeout_s=60)
     assert os.listdir(checkpoints(shell)) == []
