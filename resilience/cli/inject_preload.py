@@ -16,16 +16,16 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(
-    epilog="Examples: resil submit -- resil inject preload -- python train.py",
+    epilog="Examples: resil inject preload -- python train.py, as the command below [run]",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 def preload(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command to start, and its arguments.")],
 ) -> None:
-    """Start a command with a library that `resil inject disk-full` and its like tell which calls fail.
+    """Start a command with a library that can make its calls fail, for the faults of files and disks.
 
     It is for nodes where no file system can be mounted: the library is compiled there by cc, and kept in the run
-    directory. Outside of a run that allows injection the command is started as it is; so it is if there is no compiler.
+    directory. Outside of a run that allows injection the command starts as it is, and so without a compiler.
     """
     try:
         environ = _environment(dict(os.environ))
