@@ -179,6 +179,7 @@ def inject(name: str, count: int, *, below: bool = False) -> dict[str, Any]:
         if not caught:
             lost.append(f"{label} {value:g}")
         net.sdc._transients.clear()  # type: ignore[union-attr]  # each trial is a training of its own
+        net.sdc._is_stopping = False  # type: ignore[union-attr]
         if saved is not None:
             _restore(net, saved)
     steps, digest = net.guard.count, net.sdc._state.digest(gradients=False)  # type: ignore[union-attr]
