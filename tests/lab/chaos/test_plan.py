@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from tests.lab.chaos.night import ACTS
+from tests.lab.chaos.acts import ACTS
 from tests.lab.chaos.plan import HEALED, KINDS, LASTING, SAVE_EVERY, plan
 from tests.lab.chaos.training import WORLD, Faults, alone
 
