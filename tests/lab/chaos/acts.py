@@ -70,6 +70,7 @@ def cut_checkpoint(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
 
 
 def cut_all(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
+    run.until(lambda: not run.store.parts(), "the save in flight")
     for one in run.store.checkpoints():
         path = one.path / f"weights.{fault.rank}.safetensors"
         os.truncate(path, path.stat().st_size // 2)

@@ -161,7 +161,7 @@ class ChaosRun(TrainingRun):
         self.submit()
 
     @contextmanager
-    def looked_after(self, count: int = 2, every_s: float = 2.5) -> Iterator[None]:
+    def looked_after(self, count: int = 2, every_s: float = 4.0) -> Iterator[None]:
         """Look every few seconds, as from several login nodes at once."""
         self.write("watch.py", WATCH.format(every_s=every_s))
         argv = [str(self.cluster.python), "watch.py"]
