@@ -59,7 +59,7 @@ def measure(scratch: Path, trainings: int) -> list[Cell]:
         import numpy
     except ModuleNotFoundError:
         raise BenchmarkError("nev needs numpy") from None
-    cells = []
+    cells: list[Cell] = []
     for precision in PRECISIONS:
         dtype = numpy.dtype(f"f{precision // 8}")
         net = Net(numpy, dtype)
