@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 
 from resilience.alerts.notify import notify
+from resilience.alerts.routes import channels
 from resilience.alerts.state import AlertState, open_alert_state
 from resilience.cli import entry
 from resilience.cli.options import open_project
+from resilience.cron.driver_choice import drivers
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Heartbeat, Outcome, RunRecord
 from resilience.finding import Finding, Report, Verdict
-from resilience.runs.project import Project
+from resilience.inject import fault_plugins
+from resilience.runs.project import Project, schedulers
+from resilience.watch.watchdogs import checks
 from tests.lab import here
 from tests.lab.fakes import FakeScheduler
 
@@ -94,6 +98,8 @@ def make_shell(directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    for family in (schedulers, channels, checks, drivers, fault_plugins):  # found once in a process
+        family.cache_clear()
     monkeypatch.chdir(directory / "project")
     here.make_cheap(monkeypatch)
     made = Shell(directory / "project", capsys)
