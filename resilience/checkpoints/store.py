@@ -281,9 +281,14 @@ class Store:
             self._run_in_background(wait, lambda: self._prune(ranks))
 
     def ended(self, *, failed: bool) -> None:
-        """End what runs in the background. A training that ended in order while loading did not die of it."""
+        """End what runs in the background. A training that ended in order while loading did not die of it, nor did one
+        whose ranks have all loaded and that failed at once."""
         if not failed:
             self._end_start(is_past_load=False)
+        elif self._is_loading and self._ranks is not None and self._loaded:
+            answer = self._ranks.reported(self._loaded)
+            if answer is not None and not answer.faults:
+                self._end_start(is_past_load=True)
         self._sweep()
         self._is_over.set()
         for thread in self._background:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from resilience.checkpoints import Store
+from resilience.checkpoints import store as store_module
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.names import BAD, OWN
 from resilience.checkpoints.quarantine import reason, restore
@@ -418,6 +419,19 @@ def test_rank_0_past_its_load_is_no_start_past_the_load(tmp_path: Path) -> None:
     for store in launch.stores:
         store.loaded(100)
     until(lambda: not read_start(launch.stores[0]._directory).is_loading, "the start to be past its load")
+
+
+def test_ranks_that_are_past_the_load_and_fail_at_once_have_not_died_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "BACKGROUND_LOOK_S", 600.0)  # nobody has looked meanwhile
+    Launch(tmp_path / "ckpt", 2).save(100)
+    for attempt in (2, 3, 4):
+        launch = Launch(tmp_path / "ckpt", 2, attempt=attempt)
+        assert {found.step for found in launch.each(Store.latest) if found} == {100}
+        for store in launch.stores:
+            store.loaded(100)
+        launch.end(failed=True)
 
 
 @pytest.mark.parametrize(
