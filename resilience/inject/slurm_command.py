@@ -5,7 +5,7 @@ faults/scheduler.py writes. After the time of the fault it is the real command a
 """
 
 # pathlib costs milliseconds at each call of a command.
-# ruff: noqa: PTH103, PTH104, PTH118, PTH120, PTH208
+# ruff: noqa: PTH102, PTH104, PTH118, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from zlib import crc32
 
 DOWN, HUNG = "Unable to contact slurm controller (connect failure)", "Socket timed out on send/recv operation"
@@ -62,13 +63,17 @@ def main(order_file: str, name: str, arguments: list[str]) -> int:
     is_query = name in QUERIES or (name == "scontrol" and "show" in arguments)
     if mode != "lag" or not is_query:
         os.execv(real, [real, *arguments])
-    return old_answer(order, real, [name, *arguments])
+    try:
+        return old_answer(order, real, [name, *arguments])
+    except FileNotFoundError:  # undone meanwhile
+        os.execv(real, [real, *arguments])
 
 
 def old_answer(order: dict[str, object], real: str, words: list[str]) -> int:
     """Ask, keep the answer, and print the newest one that is old enough, else the oldest."""
     directory = os.path.join(str(order["bin"]), f".answers-{crc32(json.dumps(words).encode()):08x}")
-    os.makedirs(directory, mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(directory, mode=0o700)  # not the one above it, which goes when the fault is undone
     done = subprocess.run([real, *words[1:]], capture_output=True, text=True, errors="surrogateescape", check=False)
     now = time.time()
     path = os.path.join(directory, f"{now:.3f}")
