@@ -26,8 +26,8 @@ _FINAL = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s?(?P<messa
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _FOREIGN = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen |/python\d\.\d+/(?!.*(?:train|run))|^<string>$")
 """Paths of installed packages and of the standard library."""
-_GUARD = "resil: "
-"""The guard of another rank may write its line between the first line of a traceback and the others."""
+_OTHERS = ("resil: ", "srun: ", "slurmstepd")
+"""The guard of another rank, or the launcher, may write between the first line of a traceback and the others."""
 _MOST_LINES = 2000
 """A traceback that has no end after this many lines is no traceback."""
 
@@ -98,7 +98,7 @@ def _read(lines: Sequence[str], head: int, rank: int | None, first: str) -> Trac
     frames: list[re.Match[str]] = []
     for index in range(head + 1, min(len(lines), head + _MOST_LINES)):
         whose, line = split_rank(lines[index])
-        if whose != rank or line.startswith(_GUARD):
+        if whose != rank or line.startswith(_OTHERS):
             continue
         body = line.removeprefix(before) if before.strip() else line[indent:]
         if (frame := _FRAME.match(body) or _BOX_FRAME.match(body)) is not None:

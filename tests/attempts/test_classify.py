@@ -299,3 +299,8 @@ def test_that_a_rank_left_because_its_peers_did_is_no_exception_of_its_own(error
 def test_a_rank_that_called_sys_exit_first_is_the_cause() -> None:
     found = classify(Evidence(exit_code=3, log=f"{STEPS}resil: warning: rank 0 left at step 33: sys.exit(3)\n{RESET}"))
     assert (found.failure, found.rank, found.reason) == (C.EXCEPTION, 0, "an exception ended it: sys.exit(3)")
+
+
+def test_what_srun_says_is_not_the_exception_of_a_traceback_that_was_cut_off() -> None:
+    log = f"{STEPS}Traceback (most recent call last):\nsrun: forcing job termination\nsrun: got SIGCONT\n"
+    assert classify(Evidence(end=AttemptEnd.LOST, log=log)).failure is C.UNKNOWN
