@@ -71,15 +71,27 @@ def judge(facts: Facts) -> list[str]:
     )
 
 
+def _holder(facts: Facts) -> Fault | None:
+    """The fault that must hold the run, or that may, and does."""
+    reason = facts.reason.replace("_", " ")
+    for fault in facts.night.faults:
+        named = fault.of.may_hold.replace("_", " ")
+        if named and not facts.final and named in reason and facts.met.get(fault.number):
+            return fault
+    return facts.night.lasting
+
+
 def _end(facts: Facts) -> Iterator[str]:
-    lasting = facts.night.lasting
+    lasting = _holder(facts)
     if lasting is None and not facts.final:
         yield f"the run did not finish; the breaker says {facts.reason or 'nothing'}"
     elif lasting is None and facts.reason:
         yield f"the run has finished, and is held: {facts.reason}"
     elif lasting is not None and facts.final:
         yield f"the run finished in spite of {lasting}"
-    elif lasting is not None and lasting.of.holds.replace("_", " ") not in facts.reason.replace("_", " "):
+    elif lasting is not None and (lasting.of.holds or lasting.of.may_hold).replace(
+        "_", " "
+    ) not in facts.reason.replace("_", " "):
         yield f"the run is held for another reason than {lasting}: {facts.reason or 'it is not held'}"
     if facts.final and facts.final != facts.alone:
         yield f"the end is not that of a training left alone: {facts.final} instead of {facts.alone}"
@@ -88,7 +100,7 @@ def _end(facts: Facts) -> Iterator[str]:
 def _faults(facts: Facts) -> Iterator[str]:
     for fault in facts.night.faults:
         times = facts.met.get(fault.number, ())
-        if not times:
+        if not times and ((holder := _holder(facts)) is None or fault.number <= holder.number):
             yield f"{fault} never came"
         if any(step != fault.step for step, _ in times):
             yield f"{fault} came at another step: {times}"
@@ -147,8 +159,9 @@ def _steps(facts: Facts) -> Iterator[str]:
 
 
 def _diverged(facts: Facts) -> dict[int, int]:
-    """The attempts in which a rank had other weights than the others, and from which step on."""
-    came = [(fault, facts.met.get(fault.number, ())) for fault in facts.night.faults if fault.kind == "replica"]
+    """The attempts whose state was ruined, by other weights on one rank or by NaN, and from which step on."""
+    ruins = [fault for fault in facts.night.faults if fault.kind in ("replica", "nan")]
+    came = [(fault, facts.met.get(fault.number, ())) for fault in ruins]
     return {attempt: fault.step for fault, times in came for _, attempt in times}
 
 
@@ -158,7 +171,7 @@ def _resumes(facts: Facts) -> Iterator[str]:
     for attempt, ranks in sorted(facts.resumed.items()):
         if len(set(ranks)) > 1:
             yield f"the ranks of attempt {attempt} began at different steps: {ranks}"
-        good = {0: 0} | {step: number for number, step in facts.saved if number < attempt}
+        good = {0: 0} | {step: number for number, step in sorted(facts.saved) if number < attempt}
         bad = [step for number, step in facts.damaged if good.get(step, attempt) <= number < attempt]
         bad += [step for step, number in good.items() if step >= _diverged(facts).get(number, step + 1)]
         newest = max(step for step in good if step not in bad)
@@ -203,5 +216,5 @@ def _word(notice: Mapping[str, Any]) -> str:
 
 def _broken(facts: Facts) -> Iterator[str]:
     for line in facts.said.splitlines():
-        if any(word in line for word in BROKEN):
+        if any(word in line for word in BROKEN) and not line.startswith(" "):  # what they quote from a log is indented
             yield f"a watchdog or a batch shell broke: {line.strip()}"

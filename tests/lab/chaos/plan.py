@@ -23,6 +23,7 @@ class Kind:
         classes: what `resil attempts` may call an attempt that it ends; none: it ends no attempt.
         holds: the class that the breaker names as it holds the run, after one attempt or several; empty: it does not.
         corrupts: it is silent corruption, which the guard has to find.
+        may_hold: the same, if nothing beyond the newest checkpoint was saved since the fault before.
         lasts: no restart heals it, and no person comes.
         first_rank: the fault is one of rank 0, or of what is outside.
     """
@@ -30,6 +31,7 @@ class Kind:
     says: str
     classes: frozenset[str] = frozenset()
     holds: str = ""
+    may_hold: str = ""
     lasts: bool = False
     corrupts: bool = False
     first_rank: bool = True
@@ -60,7 +62,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "slow": _kind("a rank is slow for 4 s", first_rank=False),
         "pause": _kind("a rank hangs for 5 s", first_rank=False),
         "leak": _kind("a rank leaks 64 MiB", first_rank=False),
-        "disk_full_once": _kind("the disk is full until the job has ended", "disk_full"),
+        "disk_full_once": _kind("the disk is full until the job has ended", "disk_full", may_hold="disk_full"),
         "clock_forward": _kind("the watchdogs' clock is 2 h ahead for 8 s"),
         "clock_back": _kind("the watchdogs' clock is 2 h behind for 8 s"),
         "answers_hang": _kind("SLURM's commands hang for 8 s where the watchdogs are"),

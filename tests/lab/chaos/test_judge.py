@@ -112,3 +112,11 @@ def test_what_a_rank_with_other_weights_has_saved_is_not_good() -> None:
     found = judge(facts)
     assert {one.split(" had ")[0] for one in found} == {f"step {step}" for step in range(11, 19)}, found
     assert judge(replace(facts, resumed={**facts.resumed, 3: (20,) * 4}))[-1].startswith("attempt 3 began at step 20")
+
+
+def test_a_disk_that_is_full_once_may_hold_the_run_and_then_the_later_faults_do_not_come() -> None:
+    once, later = replace(STAYS_FULL, kind="disk_full_once"), Fault(2, "kill", 42, 2, 30)
+    night = Night(1, (KILL, once, later), 60)
+    facts = replace(HELD, night=night, attempts=HELD.attempts[:2])
+    assert judge(facts) == []
+    assert any("the run did not finish" in one for one in judge(replace(facts, reason="an exception")))
