@@ -156,7 +156,7 @@ def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, cl
     progressed = with_progress(attempts)
     since = [one for one in ended if one.attempt > max(progressed, default=0)]
     failures = [one for one in since if treatment_of(one, policy) is not Treatment.NEUTRAL]
-    recent = [one for one in ended if now - (one.end_time or 0) < EXCLUDED_S]
+    recent = [one for one in ended if now - (one.end_time or 0) < EXCLUDED_S and not one.injected]
     elsewhere = _bad_hosts(recent, [one for one in attempts if one.attempt in progressed], policy)
     outside = [
         one for one in since if treatment_of(one, policy) is Treatment.NEUTRAL and _class(one) not in _DELIBERATE
@@ -166,7 +166,7 @@ def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, cl
         reason="the last attempts made progress, or were ended from outside",
         burnt=len(failures),
         outside=len(outside),
-        culprit=_culprit(failures, ended, policy),
+        culprit=_culprit(*([one for one in some if not one.injected] for some in (failures, ended)), policy),
         elsewhere=elsewhere,
     )
     if policy.neutral and len(outside) >= policy.neutral:
@@ -397,4 +397,5 @@ def _class(row: LedgerRow) -> FailureClass:
 
 def _named(row: LedgerRow) -> str:
     assert row.failure is not None
-    return f"{row.failure.failure.text} (attempt {row.attempt}): {cut(row.failure.reason, 200)}"
+    on_purpose = f" (injected on purpose: {cut('; '.join(row.injected), 120)})" if row.injected else ""
+    return f"{row.failure.failure.text} (attempt {row.attempt}): {cut(row.failure.reason, 200)}{on_purpose}"

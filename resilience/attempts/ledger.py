@@ -26,6 +26,7 @@ from resilience.guard.heartbeat.beat import file_name
 from resilience.job import JobState
 from resilience.records import from_record, to_record
 from resilience.runs.attempts import Attempt, AttemptEnd
+from resilience.runs.injections import Injection, describe_injection, journalled
 from resilience.runs.run_files import last_events, read_attempts, read_tail
 from resilience.runs.run_logs import logs_of, start_of_attempt
 from resilience.runs.submissions import Intent, read_intents
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 TAIL_BYTES = 2**20
 """The end of a log that is read: a failure and its echoes from a thousand ranks fit."""
+ECHO_S = 1800.0
+"""So long after an injected fault an attempt may end because of it: timeouts of collectives are 10 to 30 min."""
 LOOK_BACK_BYTES = 2**24
 """So far back the last traceback before that end is searched."""
 AROUND_BYTES = 2**16
@@ -90,6 +93,7 @@ class LedgerRow:
         failure: why it ended; None while it runs.
         decided: what follows from that, by breaker.py; empty: not asked for, or it runs.
         corruptions: what its guards found of silent data corruption, oldest first.
+        injected: faults that people have injected on purpose and that may have ended it, as sentences.
     """
 
     attempt: int
@@ -112,6 +116,7 @@ class LedgerRow:
     failure: Failure | None = None
     decided: str = ""
     corruptions: tuple[Corruption, ...] = ()
+    injected: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float | None:
@@ -179,6 +184,7 @@ def read_ledger(directory: RunDirectory, *, newest: int | None = None) -> tuple[
     """
     siblings = Siblings(ended_attempts(directory, newest), read_intents(directory))
     submitted = {one.job_id.array: one.time for one in siblings.intents if one.job_id is not None}
+    injections = journalled(directory)
     rows: list[LedgerRow] = []
     for attempt in siblings.attempts:
         previous = rows[-1].end_time if rows else None
@@ -186,7 +192,8 @@ def read_ledger(directory: RunDirectory, *, newest: int | None = None) -> tuple[
         since = max((one for one in (previous, queued) if one is not None), default=None)
         is_known = since is not None and (previous is not None or attempt.number == 1)
         queue_s = max(0.0, attempt.start_time - since) if is_known and since else None
-        rows.append(replace(_row(directory, attempt, siblings), queue_s=queue_s))
+        row = replace(_row(directory, attempt, siblings), queue_s=queue_s)
+        rows.append(replace(row, injected=injected_into(row, injections)))
     return tuple(rows)
 
 
@@ -196,6 +203,18 @@ def ended_attempts(directory: RunDirectory, newest: int | None = None) -> list[A
     return [
         replace(one, end=AttemptEnd.LOST) if one.end is None and one is not attempts[-1] else one for one in attempts
     ]
+
+
+def injected_into(row: LedgerRow, injections: Iterable[Injection]) -> tuple[str, ...]:
+    """Return the injected faults that may have ended an attempt, as sentences: those that were on in it, at its end or
+    not long before. Pure."""
+    end = float("inf") if row.end_time is None else row.end_time
+    return tuple(
+        describe_injection(one)
+        for one in injections
+        if (one.attempt == row.attempt or (one.begun <= end and (one.ended is None or one.ended >= row.start_time)))
+        and (one.ended is None or row.end_time is None or row.end_time - one.ended <= ECHO_S)
+    )
 
 
 def causes_of(rows: Iterable[LedgerRow]) -> tuple[Cause, ...]:

@@ -100,7 +100,9 @@ def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = No
     later = sum(number > attempt.number for number in attempt_numbers(directory))
     rows = read_ledger(directory, newest=later + looked_at(policy))
     rows = with_decisions(rows, policy, project.system.clock.now(), closings=closings(directory))
-    decided = next((row.decided for row in rows if row.attempt == attempt.number), "")
+    own = next((row for row in rows if row.attempt == attempt.number), None)
+    notes += [f"a fault was injected on purpose: {one}" for one in (own.injected if own is not None else ())]
+    decided = own.decided if own is not None else ""
     return Why(
         run=directory.run, attempt=attempt.number, job=attempt.label, logs=logs, failure=failure, decided=decided,
         is_whole=_is_whole(logs), notes=tuple(notes),

@@ -36,7 +36,8 @@ def evidence_of(rows: Sequence[LedgerRow], policy: ActSettings, run: str, path: 
     """Return the evidence in attempts, oldest first: nodes that failures name, Xids, and nodes of several failed
     attempts that none had which made progress.
 
-    `path` is the run directory: names of runs are used twice. A failure of the program says nothing about a node.
+    `path` is the run directory: names of runs are used twice. A failure of the program says nothing about a node, nor
+    does one after a fault that was injected on purpose; only Xids and wrong values are still the hardware's.
     """
     found = []
     for row in rows:
@@ -45,7 +46,7 @@ def evidence_of(rows: Sequence[LedgerRow], policy: ActSettings, run: str, path: 
         found += _corruptions(row, run, path, by)
     fine = with_progress(rows)
     good = {node for row in rows if row.attempt in fine for node in nodes_of(row)}
-    failed = [row for row in rows if row.attempt not in fine and _may_be_the_node(row, policy)]
+    failed = [row for row in rows if row.attempt not in fine and not row.injected and _may_be_the_node(row, policy)]
     for count, row in enumerate(failed, 1):
         before = [one for one in failed[:count] if _ended(row) - _ended(one) < EXCLUDED_S]
         counts = Counter(node for one in before for node in nodes_of(one) - good)
@@ -60,7 +61,7 @@ def evidence_of(rows: Sequence[LedgerRow], policy: ActSettings, run: str, path: 
 
 def _named(row: LedgerRow, policy: ActSettings) -> Iterator[tuple[str, Source, str]]:
     failure = row.failure
-    if failure is None or failure.confidence is Confidence.GUESS:
+    if failure is None or failure.confidence is Confidence.GUESS or row.injected:
         return
     if treatment_of(row, policy) in OF_A_HOST or failure.failure is FailureClass.NODE_FAILURE:
         for node in hosts_of(row):

@@ -316,3 +316,13 @@ def test_the_documentation_has_each_class_once_with_its_treatment() -> None:
     told = [(name, row[2].strip(" `")) for row in rows for name in re.findall(r"`(\w+)`", row[1])]
     assert sorted(told) == sorted((str(one), str(how)) for one, how in TREATMENTS.items() if how is not Treatment.END)
     assert all(row[3].strip() and row[4].strip() for row in rows)
+
+
+def test_injected_failures_open_the_breaker_say_so_and_blame_no_host() -> None:
+    on_n7 = replace(row(1, C.IO_ERROR, host="n7"), host="n7", nodes="n7", injected=("eio: the checkpoints",))
+    attempts = [replace(on_n7, attempt=number, job=str(number)) for number in (1, 2, 3)]
+    found = decide(attempts, POLICY, 4000.0)
+    assert found.state is not State.CLOSED and "injected on purpose: eio: the checkpoints" in found.reason
+    assert (found.culprit, dict(found.elsewhere)) == ("", {})
+    found = decide([replace(one, injected=()) for one in attempts], POLICY, 4000.0)
+    assert found.culprit == "n7" and "injected" not in found.reason and "n7" in found.elsewhere

@@ -13,9 +13,10 @@ import pytest
 from resilience.attempts.breaker import State, decide, with_decisions
 from resilience.attempts.error_files import parse_error
 from resilience.attempts.failure import Confidence, FailureClass, RankError
-from resilience.attempts.ledger import LedgerRow, Totals, fold_steps, read_ledger, totals_of
+from resilience.attempts.ledger import LedgerRow, Totals, fold_steps, injected_into, read_ledger, totals_of
 from resilience.attempts.timeline import render
 from resilience.runs.attempts import AttemptEnd
+from resilience.runs.injections import Injection
 from resilience.runs.run_directory import RunDirectory
 from resilience.settings.sections import ActSettings
 from resilience.system.files import read_regular
@@ -373,3 +374,24 @@ def test_a_hang_that_a_watchdog_ended_counts_with_its_rank_and_node(run: RunDire
     assert first is not None and (first.failure, first.rank, first.host) == (FailureClass.COLLECTIVE_TIMEOUT, 3, "n2")
     assert first.reason == "a watchdog ended it because it hung: rank 3 on n2: stopped"
     assert [one.failure for one in others if one is not None] == [FailureClass.KILLED] * 2
+
+
+@pytest.mark.parametrize(
+    ("attempt", "begun", "ended", "is_of_it"),
+    [
+        (1, 150.0, 150.0, True),
+        (0, 150.0, 200.0, True),
+        (0, 50.0, None, True),
+        (1, 201.0, 201.0, True),
+        (0, 20.0, 50.0, False),
+        (0, 250.0, 300.0, False),
+    ],
+    ids=["killed", "of no attempt", "on since before", "a clock that is fast", "over before", "later"],
+)
+def test_which_injected_faults_may_have_ended_an_attempt(
+    attempt: int, begun: float, ended: float | None, is_of_it: bool
+) -> None:
+    one = Injection(id="x", fault="eio", target="the checkpoints", begun=begun, ended=ended, attempt=attempt)
+    first = LedgerRow(attempt=1, job="1", start_time=100, launch_time=100, end_time=200, end=AttemptEnd.EXITED)
+    assert bool(injected_into(first, [one])) is is_of_it
+    assert injected_into(replace(first, end_time=200 + 86400), [replace(one, ended=ended or begun)]) == ()

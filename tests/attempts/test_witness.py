@@ -100,6 +100,15 @@ def test_a_node_that_is_common_to_failures_and_absent_from_progress(
     assert facts(*rows) == expected
 
 
+def test_a_fault_that_was_injected_is_no_evidence_against_a_node() -> None:
+    """Else three evenings of `resil inject` exclude good nodes from everybody's jobs."""
+    kill, eio = ("kill: rank 0 of job 2",), ("eio: the checkpoints",)
+    assert facts(replace(on("n7", C.IO_ERROR), injected=eio), replace(on("n7", C.NODE_FAILURE, 2), injected=kill)) == []
+    killed = [replace(on("n7", C.KILLED, number), injected=kill) for number in (2, 3)]
+    assert facts(fine("n8", 1), *killed) == []
+    assert facts(fine("n8", 1), *killed, on("n7", C.KILLED, 4)) == [], "one failure of its own proves nothing"
+
+
 def test_the_same_attempt_is_the_same_fact_whoever_looks_and_whenever() -> None:
     attempt = on("n7", C.GPU_FAULT)
     (one,) = evidence_of([attempt], ActSettings(), "gpt", "/runs/gpt", "ada")
