@@ -27,6 +27,8 @@ from resilience.system.ports import System
 
 TRIES, RETRY_S = 5, 2.0
 """How often, and after which pause, it tries to undo a fault."""
+LOOK_S = 1.0
+"""How often it looks whether somebody else has undone the fault."""
 
 
 class _Asked(Exception):
@@ -75,11 +77,16 @@ def _wait(project: Project, directory: RunDirectory, injection: Injection) -> st
     end = time.monotonic() + max(0.0, (injection.until or 0.0) - time.time())
     due = time.monotonic() if tend is not None else end
     while (now := time.monotonic()) < end:
-        if select.select([0], [], [], max(0.0, min(due, end) - now))[0]:
+        if select.select([0], [], [], max(0.0, min(due - now, end - now, LOOK_S)))[0]:
             return _read_line() or KILLED
-        if tend is not None and time.monotonic() >= due:
-            pause_s = float(tend(injection.state, scene))
-            due = time.monotonic() + max(0.01, pause_s)
+        try:
+            if (found := read_injection(directory, injection.id)) is not None and not found.is_on:
+                return found.how
+            if tend is not None and time.monotonic() >= due:
+                pause_s = float(tend(injection.state, scene))
+                due = time.monotonic() + max(0.01, pause_s)
+        except ResilError as error:
+            return f"it could not go on: {error.message}"
     return OVER
 
 

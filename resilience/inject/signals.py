@@ -16,6 +16,7 @@ from resilience.inject.targets import Target, TargetSettings, check_sent, choose
 from resilience.job import JobId, Liveness
 from resilience.messages import plural
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import read_attempts
 from resilience.system.files import read_regular
 
 ANSWER_S = 20.0
@@ -27,7 +28,17 @@ UNGUARDED = "no guard sends heartbeats from it"
 def base_state(target: Target, seen: Mapping[str, Any], *, trees: bool = False) -> dict[str, Any]:
     """Return what the faults of processes record: which, where, and of which job. Pure."""
     return {"pids": target.trees if trees else target.pids, "job": seen["job"], "is_local": seen["is_local"],
-            "start": seen["start"], "scheduler": seen["scheduler"]}  # fmt: skip
+            "start": seen["start"], "scheduler": seen["scheduler"], "attempt": seen["attempt"]}  # fmt: skip
+
+
+def refuse_stopped(state: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
+    """Raise UsageError if another fault stops one of these processes: the end of the one would end the other. Pure."""
+    stopped = seen.get("stopped", {})
+    for pid, _ in (one for some in state["pids"].values() for one in some):
+        if name := stopped.get(str(pid)):
+            raise UsageError(
+                f"process {pid} is stopped already by {name}", hint=f"end that first: resil inject undo {name}"
+            )
 
 
 def refuse_batch(name: str, settings: TargetSettings, instead: str) -> None:
@@ -101,7 +112,8 @@ def stop_processes(state: Mapping[str, Any], scene: Scene) -> None:
 
 
 def continue_processes(state: Mapping[str, Any], scene: Scene) -> None:
-    """Send SIGCONT to those that are still there. Raise ResilError if a node does not answer although the job lives."""
+    """Send SIGCONT to those that are still there. Raise ResilError if a node does not answer although the attempt
+    lives: a job that was requeued may have other nodes."""
     pids: Mapping[str, Sequence[Sequence[int]]] = state["pids"]
     try:
         nodes_of(state, scene).send(signal.SIGCONT, pids)
@@ -109,6 +121,14 @@ def continue_processes(state: Mapping[str, Any], scene: Scene) -> None:
         with suppress(SchedulerError):
             array, task = state["start"]
             presence = scene.project.scheduler(state["scheduler"]).presence(JobId(array, task))
-            if presence.liveness is Liveness.GONE:
+            is_queued = presence.job is not None and not presence.job.state.may_have_processes
+            if presence.liveness is Liveness.GONE or is_queued or _is_over(state, scene):
                 return
         raise
+
+
+def _is_over(state: Mapping[str, Any], scene: Scene) -> bool:
+    """Return whether the attempt that was hit has ended, and its processes with it."""
+    newest = next(iter(read_attempts(scene.directory, newest=1)), None)
+    hit = int(state.get("attempt", 0))
+    return newest is not None and (newest.number > hit or (newest.number == hit and newest.end is not None))

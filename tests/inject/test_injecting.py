@@ -154,6 +154,19 @@ def test_the_injector_undoes_the_fault_itself_if_the_keeper_is_killed(shell: She
     assert not mark.exists() and not read_injections(directory)[0].is_on
 
 
+def test_what_is_undone_by_hand_is_tended_no_more_and_ends_its_injector(shell: Shell) -> None:
+    directory, mark = allow(shell), shell.directory / "mark"
+    injector = start_injector(shell, mark, "--for", "1h")
+    (one,) = read_injections(directory)
+    keeper = keeper_of(one)
+    assert shell.resil("inject", "undo", one.id).code == 0 and not mark.exists()
+    assert end_of(injector) == 0 and not Path(f"/proc/{keeper}").exists()
+    (one,) = read_injections(directory)
+    assert one.how == "undone by hand"
+    lines = (directory.path / "journal" / "inject.jsonl").read_text().splitlines()
+    assert len(lines) == 2, "it began once and ended once"
+
+
 def kill_both(shell: Shell, mark: Path, *words: str) -> None:
     injector = start_injector(shell, mark, *words)
     (on,) = [one for one in read_injections(shell.project.directory("gpt")) if one.is_on]

@@ -13,6 +13,7 @@ from resilience.inject.signals import (
     forget_answers,
     plan_by_guard,
     refuse_batch,
+    refuse_stopped,
     stop_processes,
     wait_for_guards,
 )
@@ -38,11 +39,13 @@ class Hang:
         target = choose(settings, seen)
         if target.guarded:
             return plan_by_guard("hang", settings, seen, does="makes the main thread wait", undoes="the thread goes on")
+        state = base_state(target, seen, trees=True)
+        refuse_stopped(state, seen)
         return Plan(
             target=target.words,
             does=f"sends SIGSTOP to {target.words}, and to the processes below",
             undoes=f"sends SIGCONT to {target.words}, and to the processes below",
-            state=base_state(target, seen, trees=True),
+            state=state,
             notes=(f"{UNGUARDED}, so it is stopped from outside",),
             job=seen["job"],
             attempt=seen["attempt"],

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from resilience.inject.daemons import end, find_daemons, start_again, steps_of
 from resilience.inject.processes import send
 from resilience.quantities import format_duration
 from resilience.runs.injected import set_injected, unset_injected
-from resilience.runs.injections import allows_injection
+from resilience.runs.injections import Injection, allows_injection, read_injections
 from resilience.runs.run_directory import find_runs
+from resilience.runs.run_files import read_attempts
 from resilience.runs.run_jobs import scheduler_of
 from resilience.runs.submissions import read_intents
 from resilience.schedulers.local import LocalScheduler
@@ -74,8 +75,11 @@ class SchedulerAnswers:
         """Find the scheduler of the run, whose jobs it has, and its processes as far as they are needed."""
         project = scene.project
         name = scheduler_of(read_intents(scene.directory)) or project.scheduler_name()
+        newest = next(iter(read_attempts(scene.directory, newest=1)), None)
         seen: dict[str, Any] = {
+            "on": next((one.id for one in _faults(scene) if one.is_on and one.until is not None), ""),
             "scheduler": name, "state_dir": str(project.loaded.state_dir), "host": project.system.host.name,
+            "attempt": newest.number if newest is not None and newest.end is None else 0,
         }  # fmt: skip
         if name == "local":
             seen |= _look_at_spool(scene)
@@ -96,6 +100,10 @@ class SchedulerAnswers:
             raise UsageError(f"{settings.fault!r} is no fault of a scheduler", hint=f"one of {', '.join(MODES)}")
         if settings.node and settings.fault != "lost-node":
             raise UsageError("--node is for lost-node", hint="omit it")
+        if seen.get("on") and settings.fault != "lost-node":
+            raise UsageError(
+                f"the scheduler has a fault already: {seen['on']}", hint=f"end it first: resil inject undo {seen['on']}"
+            )
         says = SAYS.get(settings.fault, f"answers are those of {format_duration(settings.lag_s)} ago")
         if seen["scheduler"] == "local":
             return _plan_local(settings, seen, says)
@@ -146,6 +154,12 @@ class SchedulerAnswers:
                 start_again(record)
 
 
+def _faults(scene: Scene) -> Iterator[Injection]:
+    """Yield the scheduler's faults of all runs of the project."""
+    for directory in find_runs(scene.project.loaded.state_dir):
+        yield from (one for one in read_injections(directory) if one.fault == "scheduler")
+
+
 def _embedded(scene: Scene, spool: str = "") -> LocalScheduler:
     """Return the embedded scheduler, of this spool if one is given."""
     system = scene.project.system
@@ -188,6 +202,8 @@ def _plan_local(settings: SchedulerSettings, seen: Mapping[str, Any], says: str)
             does=f"ends job {jobs} with all its processes at once, as the loss of its node does",
             notes=("the scheduler requeues the job, or ends it with NODE_FAIL",),
             is_moment=True,
+            job=str(seen["watchers"][0][2]),
+            attempt=seen.get("attempt", 0),
             state={"way": "kill", "pids": [[pid, ticks] for pid, ticks, _ in seen["watchers"]]},
         )
     return Plan(

@@ -16,6 +16,7 @@ from resilience.inject.signals import (
     forget_answers,
     plan_by_guard,
     refuse_batch,
+    refuse_stopped,
     stop_processes,
     wait_for_guards,
 )
@@ -65,12 +66,14 @@ class Slow:
                 f"{target.words} cannot be slow: {UNGUARDED}, and signals to another node take too long",
                 hint="resil inject stop --for 10s",
             )
+        state = base_state(target, seen, trees=True)
+        refuse_stopped(state, seen)
         return Plan(
             target=target.words,
             does=f"sends SIGSTOP and SIGCONT in turn to {target.words} and the processes below, so that everything "
             f"takes {settings.factor:g} times as long",
             undoes=f"sends SIGCONT to {target.words} and the processes below",
-            state={**base_state(target, seen, trees=True), "factor": settings.factor},
+            state={**state, "factor": settings.factor},
             notes=(f"{UNGUARDED}, so it is stopped and continued from outside",),
             job=seen["job"],
             attempt=seen["attempt"],

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from resilience.inject import Plan, Scene
-from resilience.inject.signals import base_state, continue_processes, stop_processes
+from resilience.inject.signals import base_state, continue_processes, refuse_stopped, stop_processes
 from resilience.inject.targets import TargetSettings, choose, look_at_processes
 
 
@@ -26,11 +26,13 @@ class Stop:
     def plan(self, settings: TargetSettings, seen: Mapping[str, Any]) -> Plan:
         """Plan one SIGSTOP to each process."""
         target = choose(settings, seen)
+        state = base_state(target, seen)
+        refuse_stopped(state, seen)
         return Plan(
             target=target.words,
             does=f"sends SIGSTOP to {target.words}",
             undoes=f"sends SIGCONT to {target.words}",
-            state=base_state(target, seen),
+            state=state,
             job=seen["job"],
             attempt=seen["attempt"],
         )
