@@ -241,7 +241,7 @@ def _undo(file: Path, output: Path | None, undo: Path, *, in_place: bool, dry_ru
     record = read_record(undo)
     places = choose_places(file, output, None, in_place=in_place, word=RESTORED)
     check_places(places, partial(_life, file))
-    is_done = bool(record.patches) and (dry_run or restore(places, record, str(undo)))
+    is_done = bool(record.patches) and restore(places, record, str(undo), dry_run=dry_run)
     if as_json:
         print_json("checkpoint-undo", {
             "file": places.source, "output": places.output if is_done else None, "dry_run": dry_run,

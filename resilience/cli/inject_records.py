@@ -10,6 +10,7 @@ from resilience.cli.options import ConfigOption, JsonOption, RunOrAllArgument, o
 from resilience.cli.output import clean, print_json, print_table
 from resilience.errors import NoSuchJob, ResilError, UsageError
 from resilience.quantities import format_duration
+from resilience.system.ports import SystemClock
 
 if TYPE_CHECKING:
     from resilience.runs.injections import Injection
@@ -36,7 +37,7 @@ def list_injections(run: RunOrAllArgument = "", as_json: JsonOption = False, con
     if not found:
         print("no fault was injected")
         return
-    now = project.system.clock.now()
+    now = SystemClock().now()  # not the project's: a fault may shift that
     rows = [
         (one.id, name, clock_time(one.begun, now), _state(one, now), one.target)
         for name, one in found

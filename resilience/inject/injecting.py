@@ -195,13 +195,13 @@ def inject(prepared: Prepared) -> Running:
             injection = replace(injection, until=until)
             keep_injection(directory, injection)
         more = prepared.fault.start(injection.state, Scene(project, directory, injection.id, until))
+        if more:
+            injection = replace(injection, state={**injection.state, **more})
+            keep_injection(directory, injection)
     except BaseException as error:
         why = getattr(error, "message", "") or str(error) or type(error).__name__
         _give_up(prepared, injection, keeper, f"it did not start: {why}")
         raise
-    if more:
-        injection = replace(injection, state={**injection.state, **more})
-        keep_injection(directory, injection)
     running = Running(prepared, injection, keeper)
     running.tell(ON)
     if until is None:

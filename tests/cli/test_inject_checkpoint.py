@@ -131,3 +131,13 @@ def test_a_replay_without_a_map_names_the_location_that_it_lacks(shell: Shell, m
     assert said.code == 2 and "no location is conv1.bias" in said.err and "--map conv1.bias=" in said.err
     said = shell.resil("inject", "checkpoint", other.name, "--sequence", "s.json", "--map", "conv1=net", "--json")
     assert said.json["altered"] == 1 and said.json["seed"] is None
+
+
+def test_a_dry_run_of_an_undo_refuses_what_the_undo_would_refuse(shell: Shell) -> None:
+    path = MAKERS["npz"](shell.directory)
+    for name in ("one", "other"):
+        words = ("--seed", str(len(name)), "--save-sequence", f"{name}.json", "-o", name)
+        assert shell.resil("inject", "checkpoint", path.name, *words).code == 0
+    wrong = shell.resil("inject", "checkpoint", "other", "--undo", "one.json", "--in-place", "--dry-run")
+    assert wrong.code == 1 and "is not what one.json altered" in wrong.err
+    assert "would restore" in shell.resil("inject", "checkpoint", "one", "--undo", "one.json", "--dry-run").out

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from resilience.inject import fault_plugins
+from resilience.runs.injected import set_injected
 from resilience.runs.injections import (
     Injection,
     fold_injections,
@@ -165,6 +167,14 @@ def test_what_is_undone_by_hand_is_tended_no_more_and_ends_its_injector(shell: S
     assert one.how == "undone by hand"
     lines = (directory.path / "journal" / "inject.jsonl").read_text().splitlines()
     assert len(lines) == 2, "it began once and ended once"
+
+
+def test_the_list_of_faults_does_not_believe_a_shifted_clock(shell: Shell) -> None:
+    allow(shell)
+    kill_both(shell, shell.directory / "mark", "--for", "1h")
+    set_injected(shell.project.loaded.state_dir, "clock", {"id": "x", "shift_s": 7200.0, "until": time.time() + 60})
+    assert "left" in (said := shell.resil("inject", "list").out) and "overdue" not in said
+    assert shell.resil("inject", "undo", "--all").code == 0
 
 
 def kill_both(shell: Shell, mark: Path, *words: str) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from resilience.errors import UsageError
-from resilience.inject import Plan
+from resilience.errors import ProbeError, UsageError
+from resilience.inject import Plan, signals
 from resilience.inject.faults import clock, exit, hang, kill, leak, oom, scheduler, slow, stop
 from resilience.inject.processes import Process, is_helper, ranks_in, tree_of
 from resilience.inject.targets import TargetSettings
+from resilience.job import JobState, Liveness
 
 
 def process(
@@ -156,3 +159,31 @@ def test_ranks_are_the_topmost_processes_and_helpers_are_none() -> None:
 )
 def test_helpers_of_resil_are_told_from_trainings(line: str, helps: bool) -> None:
     assert is_helper(Process(*process(1, name=line))) is helps
+
+
+@pytest.mark.parametrize(
+    ("liveness", "state", "number", "is_harmless"),
+    [
+        (Liveness.GONE, JobState.FAILED, 3, True),
+        (Liveness.ALIVE, JobState.PENDING, 3, True),
+        (Liveness.ALIVE, JobState.RUNNING, 4, True),
+        (Liveness.ALIVE, JobState.RUNNING, 3, False),
+        (Liveness.UNKNOWN, None, 3, False),
+    ],
+    ids=["gone", "queued again", "runs again elsewhere", "runs", "unknown"],
+)
+def test_a_node_that_does_not_answer_needs_no_undo_once_the_attempt_is_over(
+    monkeypatch: pytest.MonkeyPatch, liveness: Liveness, state: JobState | None, number: int, is_harmless: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ProbeError("requested node not in this job's allocation")
+
+    monkeypatch.setattr(signals, "nodes_of", lambda *_: SimpleNamespace(send=refuse))
+    monkeypatch.setattr(signals, "read_attempts", lambda *_, **__: [SimpleNamespace(number=number, end=None)])
+    job = None if state is None else SimpleNamespace(state=state)
+    presence = SimpleNamespace(liveness=liveness, job=job)
+    scheduler_of_run = SimpleNamespace(presence=lambda _: presence)
+    scene: Any = SimpleNamespace(project=SimpleNamespace(scheduler=lambda _: scheduler_of_run), directory=None)
+    plan = stop.FAULT.plan(TargetSettings(rank=1), SEEN)
+    with nullcontext() if is_harmless else pytest.raises(ProbeError):
+        stop.FAULT.undo(plan.state, scene)

@@ -142,8 +142,9 @@ def write(places: Places, seen: Look, settings: AlterationSettings) -> Record:
     return record
 
 
-def undo(places: Places, record: Record, name: str) -> bool:
+def undo(places: Places, record: Record, name: str, *, dry_run: bool = False) -> bool:
     """Make the original of an altered checkpoint again, to the byte; return False if it is the original already.
+    `dry_run`: only find out whether that can be done.
 
     Raise CheckpointError if it is neither the altered one nor the original; OSError.
     """
@@ -159,6 +160,8 @@ def undo(places: Places, record: Record, name: str) -> bool:
             f" one {bad.after_sha256[:16]}...",
             hint="it was altered or saved again since: name the altered checkpoint itself",
         )
+    if dry_run:
+        return True
     stamp = _stamp(places.source)
     altered = [one for one in record.patches if digests[one] == one.after_sha256]
     with _copy(places, [one.file for one in altered]) as copy:
