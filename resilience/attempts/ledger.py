@@ -205,14 +205,15 @@ def ended_attempts(directory: RunDirectory, newest: int | None = None) -> list[A
     ]
 
 
-def injected_into(row: LedgerRow, injections: Iterable[Injection]) -> tuple[str, ...]:
-    """Return the injected faults that may have ended an attempt, as sentences: those that were on in it, at its end or
-    not long before. Pure."""
+def injected_into(row: LedgerRow, injections: Sequence[Injection]) -> tuple[str, ...]:
+    """Return the injected faults that may have ended an attempt, as sentences, newest first: those that were on in
+    it, at its end or not long before. A wrong clock, which only resil sees, ends none. Pure."""
     end = float("inf") if row.end_time is None else row.end_time
     return tuple(
         describe_injection(one)
-        for one in injections
-        if (one.attempt == row.attempt or (one.begun <= end and (one.ended is None or one.ended >= row.start_time)))
+        for one in reversed(injections)
+        if one.fault != "clock"
+        and (one.attempt == row.attempt or (one.begun <= end and (one.ended is None or one.ended >= row.start_time)))
         and (one.ended is None or row.end_time is None or row.end_time - one.ended <= ECHO_S)
     )
 

@@ -394,4 +394,5 @@ def test_which_injected_faults_may_have_ended_an_attempt(
     one = Injection(id="x", fault="eio", target="the checkpoints", begun=begun, ended=ended, attempt=attempt)
     first = LedgerRow(attempt=1, job="1", start_time=100, launch_time=100, end_time=200, end=AttemptEnd.EXITED)
     assert bool(injected_into(first, [one])) is is_of_it
+    assert injected_into(first, [replace(one, fault="clock")]) == ()
     assert injected_into(replace(first, end_time=200 + 86400), [replace(one, ended=ended or begun)]) == ()
