@@ -166,7 +166,9 @@ def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, cl
         reason="the last attempts made progress, or were ended from outside",
         burnt=len(failures),
         outside=len(outside),
-        culprit=_culprit(*([one for one in some if not one.injected] for some in (failures, ended)), policy),
+        culprit=_culprit(
+            [one for one in failures if not one.injected], [one for one in ended if not one.injected], policy
+        ),
         elsewhere=elsewhere,
     )
     if policy.neutral and len(outside) >= policy.neutral:
