@@ -1,4 +1,4 @@
-"""Claims on channels: which process delivers a channel's messages now, so that duplicates are rare.
+"""Claims: which process delivers a channel's messages now, or updates the incidents, so that duplicates are rare.
 
 A claim is a file created by link(2), which is atomic even on NFS. It expires by the file server's clock. A process that
 cannot create a claim delivers without one: a claim never loses or delays a message.
@@ -9,15 +9,19 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from resilience.base.processes import is_there
 from resilience.errors import StateDirectoryError
 from resilience.system.files import make_directory
+from resilience.system.ports import Clock
 
 EXPIRES_S = 60.0
 """A claim that was not renewed for this long belongs to a dead process. Longer than any delivery may take."""
+
+POLL_S = 0.1
+"""How often `turn` looks whether a claim is free."""
 
 
 class Claim:
@@ -56,6 +60,16 @@ def claim(directory: Path, name: str, owner: str) -> Iterator[Claim | None]:
         with suppress(OSError):
             if path.read_text() == owner:  # unless another process took it over after it expired
                 path.unlink()
+
+
+@contextmanager
+def turn(directory: Path, name: str, owner: str, clock: Clock, wait_s: float) -> Iterator[None]:
+    """Hold a claim within the context, once no other process does; after `wait_s` go on without it."""
+    with ExitStack() as claims:
+        end = clock.monotonic() + wait_s
+        while claims.enter_context(claim(directory, name, owner)) is None and clock.monotonic() < end:
+            clock.sleep(POLL_S)
+        yield
 
 
 def _take(path: Path, owner: str) -> bool:

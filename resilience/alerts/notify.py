@@ -3,11 +3,13 @@ not change the watchdogs' output."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from resilience.alerts.acting import act_upon
+from resilience.alerts.claims import turn
 from resilience.alerts.notification import NotificationGroup
 from resilience.alerts.notifier import Notifier
 from resilience.alerts.outbox import entry_name
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 DELIVERY_S = 15.0
 """Time limit of delivery after a tick; the next tick sends the rest."""
+
+INCIDENTS, TURN_S = "(incidents)", 10.0
+"""The claim of the process that updates the incidents, no name of a channel; and how long the others wait for it. Two
+watchdogs that read the incidents at the same time would each send a first message about the same one."""
 
 MAX_NAMED = 6
 """Maximum number of incidents named in a line of output; the rest are counted."""
@@ -81,7 +87,9 @@ def notify(
     )
     noted = () if state.error or notes is None else notes.noted(project, reports)
     source = "" if typed is None or noted else f"{system.host.name}:{project.loaded.project} {typed}".rstrip()
-    notified = notifier.notify((*reports, *noted), system.clock.now(), source=source)
+    owner = f"{system.host.name} {os.getpid()} {os.urandom(4).hex()}"
+    with turn(state.outbox.claims, INCIDENTS, owner, system.clock, TURN_S):
+        notified = notifier.notify((*reports, *noted), system.clock.now(), source=source)
     if not state.error and notes is not None:
         notes.forget(project)
     state.record_home()

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from resilience.alerts.incident import Incident
+from resilience.alerts.ledger import Ledger
 from resilience.alerts.notify import notify
 from resilience.alerts.state import open_alert_state
 from resilience.finding import Finding, Report, Verdict
@@ -96,6 +99,35 @@ def test_a_fault_and_its_resolution_are_notified(tmp_path: Path) -> None:
     assert first["thread"] == end["thread"] == first["notices"][0]["episode"]
     assert first["notices"][0]["episode"] in line
     assert (first["host"], first["project"]) == ("login1", str(desk.project.loaded.project))
+
+
+def test_two_watchdogs_at_once_send_one_message_about_each_incident(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages of two watchdogs differ if one of them has found more, and the outbox then keeps both."""
+    open_one, is_open = Ledger.open, threading.Event()
+
+    def open_slowly(ledger: Ledger, incident: Incident) -> Incident:
+        opened = open_one(ledger, incident)
+        if not is_open.is_set():
+            is_open.set()
+            time.sleep(0.5)
+        return opened
+
+    desk = Desk(tmp_path, "group_s = 0")
+    desk.clock.at_sleep = time.sleep
+    desk.tick(WARNING, subjects=("/data",))
+    monkeypatch.setattr(Ledger, "open", open_slowly)
+    first = threading.Thread(target=desk.tick, args=(WARNING,))
+    first.start()
+    assert is_open.wait(60)
+    desk.tick(WARNING, subjects=("/scratch", "/home"))
+    first.join()
+    assert sorted(one["subject"] for alert in desk.alerts() for one in alert["notices"]) == [
+        "/data",
+        "/home",
+        "/scratch",
+    ]
 
 
 def test_without_channels_nothing_is_sent_or_written(tmp_path: Path) -> None:
