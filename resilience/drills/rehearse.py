@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from resilience.base.processes import is_there
+from resilience.base.processes import is_same, start_ticks
 from resilience.drills.facts import facts_of
 from resilience.drills.isolation import changed, fingerprint, isolated, preloaded, tempo_of
 from resilience.drills.library import Drill
@@ -115,7 +115,7 @@ def rehearse(
         )
     found = [(name, find(name)) for name in chosen]
     root = scratch_of(project)
-    with _scratch(project, root, keep=keep):
+    with scratch(project, root, keep=keep):
         for name, drill in found:
             say(f"{name}: {drill.summary}. {drill.expects}")
             result = _rehearse(project, facts, name, drill, root / name, limit_s, say)
@@ -135,6 +135,9 @@ def _rehearse(
     real = Path(facts.store) if facts.store else None
     was_live = is_live(project, facts.run)
     before = fingerprint(real)
+    if was_live or real is None:
+        why = "it has jobs" if was_live else "[checkpoints] path is not set"
+        say(f"{name}: whether the checkpoints of the real run stay as they are is not looked at: {why}")
     make_directory(scratch / "output", mode=0o700)
     if drill.preloads and not os.access("/dev/fuse", os.W_OK) and shutil.which("cc"):
         facts = replace(facts, command=preloaded(facts.command, facts.template, sys.executable))
@@ -190,11 +193,17 @@ def _own_project(project: Project, facts: Facts, name: str, scratch: Path) -> Pr
 
 
 @contextmanager
-def _scratch(project: Project, root: Path, *, keep: bool) -> Iterator[None]:
+def scratch(project: Project, root: Path, *, keep: bool) -> Iterator[None]:
     """Make the directory of drills, after what an earlier one has left was ended, and remove it afterwards."""
-    _clean_up(project, root)
-    make_directory(root, mode=0o700)
-    write_atomic(root / OWNER, f"{socket.gethostname()} {os.getpid()}\n", mode=0o600)
+    clean_up(project, root)
+    new = root.with_name(f"{root.name}.{os.getpid()}.new")
+    make_directory(new, mode=0o700)
+    write_atomic(new / OWNER, f"{socket.gethostname()} {os.getpid()} {start_ticks(os.getpid())}\n", mode=0o600)
+    try:
+        new.rename(root)  # with its owner in it, so that nobody takes it for one that was left
+    except OSError as error:
+        shutil.rmtree(new, ignore_errors=True)
+        raise UsageError(f"another drill begins: {root} is there", hint="wait for it") from error
     try:
         yield
     finally:
@@ -202,20 +211,20 @@ def _scratch(project: Project, root: Path, *, keep: bool) -> Iterator[None]:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def _clean_up(project: Project, root: Path) -> None:
+def clean_up(project: Project, root: Path) -> None:
     """End what a drill that was killed has left. Raise UsageError if one runs, or may run on another host."""
     if not root.exists():
         return
-    host, pid = "", 0
+    host, pid, ticks = "", 0, 0
     with suppress(OSError, ValueError):
-        host, number = (root / OWNER).read_text().split()
-        pid = int(number)
+        host, *numbers = (root / OWNER).read_text().split()
+        pid, ticks = map(int, numbers)
     if host and host != socket.gethostname():
         raise UsageError(f"a drill was started on {host}, and may still run there", hint=f"if not: rm -r {root}")
-    if pid and is_there(pid) and pid != os.getpid():
+    if pid and is_same(pid, ticks) and pid != os.getpid():
         raise UsageError(f"another drill runs: process {pid}", hint="wait for it, or interrupt it")
     facts = facts_of(project)
-    for scratch in [path for path in root.iterdir() if path.is_dir()]:
-        end_watch(scratch)
-        Stage(_own_project(project, facts, scratch.name, scratch)).close()
+    for one in [path for path in root.iterdir() if path.is_dir()]:
+        end_watch(one)
+        Stage(_own_project(project, facts, one.name, one)).close()
     shutil.rmtree(root, ignore_errors=True)

@@ -185,7 +185,19 @@ def judge_resumed(seen: Seen, facts: Facts) -> Judgement | None:
             f"the next attempt began at step {seen.resumed_at}, although step {seen.durable} was saved",
             "load the newest good checkpoint at the start: Store.latest(), or resil ckpt latest",
         )
-    return None
+    return judge_known(seen)
+
+
+def judge_known(seen: Seen) -> Judgement | None:
+    """Return the verdict if it is unknown where the next attempt went on, or where it should have; else None. Pure."""
+    if seen.resumed_at is not None and (seen.durable is not None or seen.saved_at is not None):
+        return None
+    what = "at which step it began" if seen.resumed_at is None else "which checkpoint it should have gone on from"
+    return Judgement(
+        Outcome.UNKNOWN,
+        f"the next attempt trained, but {what} is not known",
+        "tell the guard of each step and save: for batch in guard.steps(loader, save=...)",
+    )
 
 
 def resumed(seen: Seen) -> str:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from resilience.base.processes import start_ticks
+from resilience.drills import rehearse
 from resilience.drills.isolation import SLURM_TEMPO, changed, drill_run, fingerprint, hazards, isolated, preloaded
+from resilience.drills.rehearse import OWNER, scratch, scratch_of
 from resilience.drills.stage import own_environ
 from resilience.drills.words import Facts
+from resilience.errors import UsageError
+from tests.lab.fakes import make_project
 
+# A process that could be another drill: this test's parent.
+OTHER = os.getppid()
 PROJECT = Path("/home/ada/gpt")
 FACTS = Facts(run="gpt", command="python train.py", store="/home/ada/gpt/checkpoints/gpt")
 
@@ -112,3 +120,37 @@ def test_files_that_were_changed_added_and_removed_are_found(tmp_path: Path) -> 
     found = [Path(name).name for name in changed(before, fingerprint(tmp_path))]
     assert found == ["gone", "grown", "file"]
     assert fingerprint(tmp_path / "nowhere") == {} == fingerprint(None)
+
+
+@pytest.mark.parametrize(("ticks", "refused"), [(start_ticks(OTHER), "another drill runs"), (1, "")])
+def test_a_directory_of_drills_is_left_to_the_drill_that_runs_and_taken_from_one_that_is_gone(
+    tmp_path: Path, ticks: int, refused: str
+) -> None:
+    """Its process id alone says nothing: another process may have it now."""
+    project = make_project(tmp_path, settings='[run]\nname = "gpt"\ncommand = "true"\n')
+    root = scratch_of(project)
+    root.mkdir(parents=True)
+    (root / OWNER).write_text(f"{socket.gethostname()} {OTHER} {ticks}\n")
+    if refused:
+        with pytest.raises(UsageError, match=refused), scratch(project, root, keep=False):
+            pass
+        assert root.exists()
+    else:
+        with scratch(project, root, keep=False):
+            owner = f"{socket.gethostname()} {os.getpid()} {start_ticks(os.getpid())}"
+            assert (root / OWNER).read_text().strip() == owner
+        assert not root.exists()
+
+
+def test_of_two_drills_that_begin_at_once_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = make_project(tmp_path, settings='[run]\nname = "gpt"\ncommand = "true"\n')
+    root = scratch_of(project)
+
+    def other_begins(*_: object) -> None:
+        root.mkdir(parents=True)
+        (root / OWNER).write_text("node7 12 34\n")
+
+    monkeypatch.setattr(rehearse, "clean_up", other_begins)
+    with pytest.raises(UsageError, match="another drill begins"), scratch(project, root, keep=False):
+        pass
+    assert [path.name for path in root.parent.iterdir() if root.name in path.name] == [root.name]

@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.drills.library import Drill
-from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, no_guard, no_store, no_successor, resumed
+from resilience.drills.words import (
+    Facts,
+    Judgement,
+    Outcome,
+    Outlook,
+    Seen,
+    judge_known,
+    no_guard,
+    no_store,
+    no_successor,
+    resumed,
+)
 
 if TYPE_CHECKING:
     from resilience.drills.training import Training
@@ -62,7 +73,9 @@ def judge(seen: Seen, facts: Facts) -> Judgement:
             f"no attempt trained after it ({seen.cause or seen.end or 'the attempt did not end'})",
             "see: resil why; resil ckpt verify; load with Store.latest(), which falls back to an older checkpoint",
         )
-    if not seen.set_aside and seen.resumed_at is not None and seen.resumed_at >= (seen.durable or 0):
+    if unknown := judge_known(seen):
+        return unknown
+    if not seen.set_aside and (seen.resumed_at or 0) >= (seen.durable or 0):
         return Judgement(
             Outcome.FAIL,
             f"nobody noticed: the next attempt trains on from the damaged checkpoint of step {seen.resumed_at}",
@@ -74,7 +87,8 @@ def judge(seen: Seen, facts: Facts) -> Judgement:
             "the next attempt refused it and began anew, although an older checkpoint is good",
             "keep at least two: latest = 2 in [checkpoints]",
         )
-    return Judgement(Outcome.PASS, f"refused by its digest; {resumed(seen)}")
+    how = "refused by its digest" if seen.set_aside else "passed over"
+    return Judgement(Outcome.PASS, f"{how}; {resumed(seen)}")
 
 
 DRILL = Drill(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilience.drills.library import Drill
-from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, no_channel, no_guard, resumed
+from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, judge_known, no_channel, no_guard, resumed
 from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def judge(seen: Seen, facts: Facts) -> Judgement:
             return Judgement(
                 Outcome.FAIL, f"{told}, but {facts.on_hang} did not follow", "see: resil why; resil stacks"
             )
-        return Judgement(Outcome.PASS, f"{told}, then {facts.on_hang}; {resumed(seen)}")
+        unknown = judge_known(seen)
+        return unknown or Judgement(Outcome.PASS, f"{told}, then {facts.on_hang}; {resumed(seen)}")
     advice = "let the hang end by itself: on_hang = restart_step in [watch.log], enabled = true in [act]"
     if facts.on_hang in ENDS and facts.acts:
         advice = f"{facts.on_hang} acts only where other ranks wait for one: with a single rank, a person must"
