@@ -179,13 +179,18 @@ def judge_resumed(seen: Seen, facts: Facts) -> Judgement | None:
             f"the attempt ended ({seen.cause or seen.end}), and no attempt trained after it",
             "see why: resil why; keep a job queued: --array 10, or keep_queued in [act]",
         )
-    if seen.resumed_at is not None and seen.durable is not None and seen.resumed_at < seen.durable:
-        return Judgement(
-            Outcome.FAIL,
-            f"the next attempt began at step {seen.resumed_at}, although step {seen.durable} was saved",
-            "load the newest good checkpoint at the start: Store.latest(), or resil ckpt latest",
-        )
-    return judge_known(seen)
+    return judge_earlier(seen) or judge_known(seen)
+
+
+def judge_earlier(seen: Seen) -> Judgement | None:
+    """Return the verdict about a next attempt that began before the newest durable checkpoint; else None. Pure."""
+    if seen.resumed_at is None or seen.durable is None or seen.resumed_at >= seen.durable:
+        return None
+    return Judgement(
+        Outcome.FAIL,
+        f"the next attempt began at step {seen.resumed_at}, although step {seen.durable} was saved",
+        "load the newest good checkpoint at the start: Store.latest(), or resil ckpt latest",
+    )
 
 
 def judge_known(seen: Seen) -> Judgement | None:

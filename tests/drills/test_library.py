@@ -58,6 +58,7 @@ WENT_ON = Seen(done="it", step=30, durable=20, ranks=2, told_s=4.0, went_on=True
         ("full-checkpoints", replace(RESUMED, saved_again=True), "PASS", "and ended (gone)"),
         ("full-checkpoints", replace(WENT_ON, saved_again=False), "FAIL", "no save became durable"),
         ("full-checkpoints", replace(WENT_ON, told_s=None), "FAIL", "nobody was told"),
+        ("full-checkpoints", replace(RESUMED, saved_again=True, resumed_at=0), "FAIL", "began at step 0, although"),
         ("controller", WENT_ON, "PASS", "the queue was left alone"),
         ("controller", replace(WENT_ON, left_alone=False), "FAIL", "while nothing was known"),
         ("controller", replace(WENT_ON, went_on=False), "FAIL", "did not go on"),
@@ -76,6 +77,24 @@ def test_a_verdict_has_its_reason_and_a_failure_says_what_to_change(
 def test_what_is_told_to_nobody_has_failed(drill: str) -> None:
     found = find(drill).judge(replace(WENT_ON, ranks=1), replace(FACTS, channels=()))
     assert found.outcome is Outcome.FAIL and "to nobody" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("hang_s", "walltime_s", "outcome", "advice"),
+    [
+        (4 * 3600.0, 2 * 3600.0, "FAIL", "no hang is told before the time limit"),
+        (4 * 3600.0, 24 * 3600.0, "PASS", "holds the allocation for 4 h"),
+        (4 * 3600.0, None, "PASS", "holds the allocation for 4 h"),
+        (600.0, 2 * 3600.0, "PASS", "with a single rank"),
+    ],
+)
+def test_a_hang_that_is_told_after_hours_is_not_as_good_as_in_the_drill(
+    hang_s: float, walltime_s: float | None, outcome: str, advice: str
+) -> None:
+    facts = replace(FACTS, hang_s=hang_s, walltime_s=walltime_s)
+    found = find("stop-rank").judge(replace(WENT_ON, ranks=1), facts)
+    assert (found.outcome.value, advice in found.advice) == (outcome, True), found
+    assert any("lower timeout_s" in one for one in find("stop-rank").outlook(facts).missing) == (hang_s > 3600)
 
 
 @pytest.mark.parametrize("drill", names())

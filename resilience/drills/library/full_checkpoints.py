@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilience.drills.library import Drill
-from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, no_channel, no_guard, no_store
+from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, judge_earlier, no_channel, no_guard, no_store
 
 if TYPE_CHECKING:
     from resilience.drills.training import Training
@@ -48,6 +48,8 @@ def judge(seen: Seen, facts: Facts) -> Judgement:
             f"no save became durable once there was room again ({seen.cause or 'the training did not save again'})",
             "let the loop go on after a failed save, or exit with another code than 0, so that the next job resumes",
         )
+    if earlier := judge_earlier(seen):
+        return earlier
     if seen.told_s is None:
         return Judgement(Outcome.FAIL, "nobody was told that a save failed", "see: resil watch fs --explain")
     if not facts.channels:
