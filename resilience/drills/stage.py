@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from resilience.errors import ResilError, UsageError
 from resilience.inject.injecting import Running, inject, prepare
 from resilience.job import Job, JobId
+from resilience.quantities import format_duration
 from resilience.ranks.beats import RankBeat, read_beats
 from resilience.runs import submit
 from resilience.runs.project import Project
@@ -91,7 +92,7 @@ class Stage:
         deadline = clock.monotonic() + timeout_s
         while not (value := found()):
             if clock.monotonic() > deadline:
-                raise NotInTime(f"{what} did not happen within {timeout_s:g} s")
+                raise NotInTime(f"{what} did not happen within {format_duration(timeout_s)}")
             clock.sleep(LOCAL_POLL_S if self.is_local else SLURM_POLL_S)
         return value
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from resilience import layout
 from resilience.alerts.incident import Incident
 from resilience.alerts.state import open_alert_state
+from resilience.attempts.failure import FailureClass
 from resilience.attempts.ledger import LedgerRow, read_ledger
 from resilience.base.processes import is_same, start_ticks
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
@@ -54,6 +55,12 @@ ASK_AGAIN_S = 5.0
 SLOWER = 3.0
 """The next attempt may take so many times as long to start as the first one did."""
 HELD = ("JobHeldUser", "JobHeldAdmin")
+ENDED_S = 3.0
+TRAIN_LONGER = "let it train for longer, with more steps: resil drill --command"
+FINISHED = "the training reached its last step before the end of the drill"
+LOOK = "see the whole log with --keep; the training must run for a minute, tell a guard its steps, and save when asked"
+SAVE_S, SLOW_SAVE = 600.0, 20.0
+"""A save that was asked for is waited for so long, or so many steps."""
 DEADLINE_S = 5.0
 MOST_S = 3600.0
 """A fault is undone after this time, also if the drill was killed."""
@@ -144,7 +151,7 @@ class Training:
         began = self._clock.monotonic()
         job = self.stage.submit(request)
         self.say(f"queued {JOBS} jobs, one after another: {job}")
-        self.until(self._trains, "the first steps, which a guard reports,")
+        self.until(self._trains, "the first steps that a guard reports")
         self._start_s = self._clock.monotonic() - began
         self.step_s = self._measured_step_s()
         self.say(f"it trains: step {self.step()}, {format_duration(self.step_s)} per step")
@@ -154,7 +161,11 @@ class Training:
         before = self.durable() or 0
         asked = self.step()
         switches.set_switch(self.stage.project, self.directory, layout.SAVE_SWITCH, why="a drill", scope=Scope.JOB)
-        self.until(lambda: (self.durable() or 0) > max(before, asked - 1), "a save, which the drill asked for")
+        self.until(
+            lambda: (self.durable() or 0) > max(before, asked - 1),
+            "the save that the drill asked for",
+            max(SAVE_S, SLOW_SAVE * self.step_s),
+        )
         durable = self.durable() or 0
         if self.store is not None and self.facts.is_own_store and not self._checkpoints():
             raise CouldNotLook(
@@ -169,7 +180,7 @@ class Training:
         """Inject the fault; `act` does it and returns what it did, in words. Everything is measured from here."""
         rows = self.rows()
         if not rows or rows[-1].failure is not None:
-            raise CouldNotLook(f"the training ended before the fault: {self._last_words()}")
+            raise CouldNotLook(f"the training ended before the fault: {self._last_words()}", hint=TRAIN_LONGER)
         self._struck = rows[-1]
         self._jobs = self._queue()
         ranks = len(self.stage.ranks(self.name))
@@ -247,6 +258,10 @@ class Training:
         try:
             self._running = self.stage.inject(self.name, name, options, length_s)
         except ResilError as error:
+            if self.rows() and self.see(lambda: self.rows()[-1].failure is not None, ENDED_S):
+                raise CouldNotLook(
+                    f"the training ended before the fault: {self._last_words()}", hint=TRAIN_LONGER
+                ) from None
             raise CouldNotLook(f"the fault is not possible here: {error.message}", hint=error.hint) from None
         return self._running.injection.does
 
@@ -299,9 +314,9 @@ class Training:
         try:
             value = self.stage.until(look, min(limit_s or left_s, left_s), what)
         except NotInTime as error:
-            raise CouldNotLook(f"{error.message}: {self._last_words()}") from None
+            raise CouldNotLook(f"{error.message}: {self._last_words()}", hint=LOOK) from None
         if state["over"]:
-            raise CouldNotLook(f"all jobs ended before {what}: {self._last_words()}")
+            raise CouldNotLook(f"all jobs ended before {what}: {self._last_words()}", hint=LOOK)
         return value  # type: ignore[return-value]
 
     def see(self, found: Callable[[], object], limit_s: float) -> bool:
@@ -351,6 +366,8 @@ class Training:
             waiting = [job for job in self.stage.jobs() if job.state.is_waiting and job.reason not in HELD]
             if waiting and not any(job.state.may_have_processes for job in self.stage.jobs()):
                 raise CouldNotLook(f"the next job waits in the queue: {waiting[0].id} {waiting[0].reason}")
+            if any(is_finished(row) for row in self.rows() if row.attempt >= number):
+                raise CouldNotLook(FINISHED, hint=TRAIN_LONGER)
             return False
         row = next_one()
         assert row is not None
@@ -377,7 +394,11 @@ class Training:
     def see_steps(self, limit_s: float) -> bool:
         """Wait for a few more steps; return False if there are none."""
         begin = self.step()
-        return self.see(lambda: self.step() >= begin + STEPS, limit_s)
+        if not self.see(lambda: self.step() >= begin + STEPS or is_finished(self._row()), limit_s):
+            return False
+        if self.step() < begin + STEPS:
+            raise CouldNotLook(FINISHED, hint=TRAIN_LONGER)
+        return True
 
     def see_went_on(self, limit_s: float) -> None:
         """Wait for a few more steps, and record whether there were any."""
@@ -527,14 +548,27 @@ class Training:
     def _last_words(self) -> str:
         """Return why the training may not have come far enough: the end of its log."""
         rows = self.rows()
+        if rows and is_finished(rows[-1]):
+            return "it has finished"
         if rows and rows[-1].failure is not None:
-            return rows[-1].failure.reason
+            return f"{rows[-1].failure.reason}; {self._end_of_log(is_own=True)}"
+        return self._end_of_log()
+
+    def _end_of_log(self, *, is_own: bool = False) -> str:
+        """Return the end of the log, with `is_own` without the lines of resil, as far as there are others."""
         path = newest_log(self.directory, read_intents(self.directory))
         if path is None:
             states = ", ".join(f"job {job.id} {job.state} {job.reason}".strip() for job in self.stage.jobs())
             return states or "there is no job"
-        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()][-LOG_LINES:]
+        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+        own = [line for line in lines if not line.startswith("resil: ")] if is_own else []
+        lines = (own or lines)[-LOG_LINES:]
         return "its log ends: " + " / ".join(lines) if lines else "its log is empty"
+
+
+def is_finished(row: LedgerRow) -> bool:
+    """Return whether an attempt reached the end of the training. Pure."""
+    return row.failure is not None and row.failure.failure is FailureClass.FINISHED
 
 
 def _end_of(row: LedgerRow) -> str:

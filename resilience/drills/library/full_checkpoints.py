@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilience.drills.library import Drill
-from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, judge_earlier, no_channel, no_guard, no_store
+from resilience.drills.words import (
+    Facts,
+    Judgement,
+    Outcome,
+    Outlook,
+    Seen,
+    judge_earlier,
+    no_channel,
+    no_guard,
+    no_store,
+)
 
 if TYPE_CHECKING:
     from resilience.drills.training import Training
