@@ -49,6 +49,7 @@ WENT_ON = Seen(done="it", step=30, durable=20, ranks=2, told_s=4.0, went_on=True
         ("corrupt-checkpoint", replace(RESUMED, resumed_at=10, set_aside=("step-00000020",)), "PASS", "by its digest"),
         ("corrupt-checkpoint", RESUMED, "FAIL", "nobody noticed"),
         ("corrupt-checkpoint", replace(RESUMED, resumed_at=0, set_aside=("x",)), "FAIL", "began anew"),
+        ("corrupt-checkpoint", replace(RESUMED, resumed_at=0), "FAIL", "without a look at the checkpoints"),
         ("corrupt-checkpoint", replace(RESUMED, resumed_s=None, resumed_at=None), "FAIL", "no attempt trained"),
         ("walltime", replace(RESUMED, saved_at=30, resumed_at=30), "PASS", "saved at step 30 and stopped in time"),
         ("walltime", RESUMED, "FAIL", "ended without a save"),

@@ -167,6 +167,12 @@ def test_a_cluster_runs_jobs_and_leaves_nothing(outcome: pytest.Pytester) -> Non
             with pytest.raises(TimeoutError, match="RUNNING") as late:
                 resil_cluster.wait(timeout_s=0.2)
             assert "started" in str(late.value)
+
+        def test_a_rank_of_a_job_that_has_ended_is_not_waited_for(resil_cluster):
+            import pytest
+            resil_cluster.wait(resil_cluster.submit("true"))
+            with pytest.raises(Exception, match="has ended"):
+                resil_cluster.kill(rank=0)
         """,
     )
     spool = Path((outcome.path / "spool").read_text())

@@ -81,6 +81,12 @@ def judge(seen: Seen, facts: Facts) -> Judgement:
             f"nobody noticed: the next attempt trains on from the damaged checkpoint of step {seen.resumed_at}",
             "load with Store.latest(), which verifies; or see: resil ckpt latest",
         )
+    if not seen.resumed_at and not seen.set_aside:
+        return Judgement(
+            Outcome.FAIL,
+            "the next attempt began anew without a look at the checkpoints, although an older one is good",
+            "load the newest good checkpoint at the start: Store.latest(), or resil ckpt latest",
+        )
     if not seen.resumed_at:
         return Judgement(
             Outcome.FAIL,
