@@ -78,6 +78,29 @@ def test_every_drill_passes_with_a_training_that_does_everything_right(shell: Sh
 
 @pytest.mark.soak
 @SOAK
+@pytest.mark.parametrize(
+    ("before", "after", "drill", "code", "says"),
+    [
+        ("100_000", "40", "controller", 75, "the training reached its last step before the end of the drill"),
+        ("import json", "import jsn, json", "stop-rank", 75, "No module named 'jsn'"),
+        (":= store.latest()", ":= None", "full-checkpoints", 1, "began at step 0, although step"),
+        (":= store.latest()", ":= None", "corrupt-checkpoint", 1, "without a look at the checkpoints"),
+    ],
+)
+def test_a_training_that_does_something_wrong_gets_the_verdict_that_it_deserves(
+    shell: Shell, before: str, after: str, drill: str, code: int, says: str
+) -> None:
+    prepare(shell)
+    saving_any = TRAIN.replace("except OSError", "except ArithmeticError")  # a full disk ends the attempt
+    (shell.directory / "train.py").write_text(saving_any.replace(before, after))
+    done = shell.resil("drill", drill, "--json")
+    (found,) = json.loads(done.stdout)["drills"]
+    assert (done.returncode, says in found["reason"]) == (code, True), found
+    assert found["advice"] and not found["left"]
+
+
+@pytest.mark.soak
+@SOAK
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_drill_leaves_nothing_and_a_killed_one_is_cleaned_up_by_the_next(
     shell: Shell, number: signal.Signals
