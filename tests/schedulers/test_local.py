@@ -130,7 +130,7 @@ def test_a_lost_job_that_may_not_be_requeued_is_a_node_failure(local: Lab) -> No
 
 
 def test_after_a_reboot_running_jobs_are_requeued_and_queued_ones_are_still_there(local: Lab) -> None:
-    job_id = local.submit("echo run ${SLURM_RESTART_COUNT-first}; sleep 0.5", open_mode="append")
+    job_id = local.submit("echo run ${SLURM_RESTART_COUNT-first}; sleep ${SLURM_RESTART_COUNT-60}", open_mode="append")
     waiting = local.submit("echo after", hold=None)
     local.says(job_id, "first")
     local.lose(job_id.array)
