@@ -83,6 +83,9 @@ class Model:
             max(map(abs, values)) if math.isfinite(sum(values)) else math.nan for values in named.values()
         ]
 
+    def layout(self) -> object:
+        """All arrays are trained, from the first step to the last."""
+
     def capture(self, old: object) -> Arrays:
         """Return a copy of weights and momentum."""
         return {name: list(values) for name, values in self.arrays.items()}

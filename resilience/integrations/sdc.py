@@ -12,6 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+PLAUSIBLE = 1e6
+"""A buffer with larger values before any step is a constant, such as a mask of infinities, and has no bounds."""
+
 
 class Stateful(Protocol):
     """What has a state of its own: a learning rate scheduler, a GradScaler, an average of the weights."""
@@ -31,13 +34,15 @@ class Captured(NamedTuple):
         rest: what else is in the optimizer's state of each parameter, such as a count of steps that is a number.
         groups: the optimizer's groups without their parameters: learning rates.
         also: the states of the other objects.
+        trained: of each parameter of the model, whether it has a gradient.
         generators: of torch: of the CPU, and of each CUDA device in use.
     """
 
     tensors: dict[tuple[str, int, str], torch.Tensor]
     rest: list[dict[str, Any]]
     groups: list[dict[str, Any]]
-    also: list[dict[str, Any]]
+    also: list[Any]
+    trained: list[bool]
     generators: tuple[torch.Tensor, list[torch.Tensor]]
 
 
@@ -52,17 +57,20 @@ class TorchState:
     """
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, also: Sequence[Stateful] = ()
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        also: Sequence[Stateful | torch.Generator] = (),
     ) -> None:
-        """`also`: objects with `state_dict` and `load_state_dict` that the step function changes."""
+        """`also`: what else the step function changes: objects with `state_dict` and `load_state_dict`, generators."""
         self._model, self._optimizer, self._also = model, optimizer, tuple(also)
         self._names: tuple[str, ...] = ()
         self._zeros: dict[torch.device, torch.Tensor] = {}
-        self._parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        named = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._parameter_names = [
-            named.get(id(one), f"parameter {number}") for number, one in enumerate(self._parameters)
-        ]
+        self._parameters: list[torch.nn.Parameter] = []
+        self._parameter_names: list[str] = []
+        self._buffers: dict[str, bool] = {}  # whether it has bounds: not a mask of infinities
+        self._find_parameters()
 
     # ---- the guard's protocol ---------------------------------------------------------------------------------
 
@@ -70,9 +78,15 @@ class TorchState:
         """See `State` in resilience/guard/sdc/watch.py."""
         self._optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: check())
 
+    def layout(self) -> object:
+        """Return which parameters there are, and which are trained."""
+        groups = [tuple(map(id, group["params"])) for group in self._optimizer.param_groups]
+        return groups, [one.requires_grad for one in self._model.parameters()]
+
     @torch.no_grad()
     def largest(self) -> tuple[Sequence[str], Sequence[float]]:
         """Return the names of all watched tensors and their largest absolute values."""
+        self._find_parameters()
         names: list[str] = []
         tensors: list[torch.Tensor] = []
         for name, tensor in self._watched():
@@ -86,6 +100,8 @@ class TorchState:
     @torch.no_grad()
     def capture(self, old: Any) -> Captured:
         """Return a copy of the state."""
+        self._find_parameters()
+        self._find_buffers()
         tensors = dict(self._state())
         kept: dict[tuple[str, int, str], torch.Tensor] = old.tensors if isinstance(old, Captured) else {}
         targets, sources, copies = [], [], {}
@@ -106,13 +122,19 @@ class TorchState:
             copies,
             [copy.deepcopy({k: v for k, v in state.get(p, {}).items() if not _is_tensor(v)}) for p in self._parameters],
             [copy.deepcopy({k: v for k, v in g.items() if k != "params"}) for g in self._optimizer.param_groups],
-            [copy.deepcopy(one.state_dict()) for one in self._also],
+            [_state_of(one) for one in self._also],
+            [one.requires_grad for one in self._model.parameters()],
             (torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []),
         )
 
     @torch.no_grad()
     def restore(self, captured: Captured) -> None:
-        """Set the state, and drop all gradients."""
+        """Set the state, drop all gradients, and remove what the step has added to the optimizer: it adds it anew."""
+        for added in self._optimizer.param_groups[len(captured.groups) :]:
+            for parameter in added["params"]:
+                self._optimizer.state.pop(parameter, None)
+        del self._optimizer.param_groups[len(captured.groups) :]
+        self._find_parameters()
         now = dict(self._state())
         for key, saved in captured.tensors.items():
             place, number, name = key
@@ -134,11 +156,15 @@ class TorchState:
         for group, saved_group in zip(self._optimizer.param_groups, captured.groups, strict=True):
             group.update(copy.deepcopy(saved_group))
         for one, saved_state in zip(self._also, captured.also, strict=True):
+            if isinstance(one, torch.Generator):
+                one.set_state(saved_state)
+                continue
             one.load_state_dict(copy.deepcopy(saved_state))
             unfinished = getattr(one, "_per_optimizer_states", None)  # of a GradScaler: gradients it has unscaled
             if unfinished is not None:
                 unfinished.clear()
-        for parameter in self._model.parameters():
+        for parameter, is_trained in zip(self._model.parameters(), captured.trained, strict=True):
+            parameter.requires_grad_(is_trained)
             parameter.grad = None
         torch.set_rng_state(captured.generators[0])
         if captured.generators[1]:
@@ -153,7 +179,7 @@ class TorchState:
         """
         found = [tensor for (place, _, _), tensor in self._state() if gradients or place != "buffer"]
         if gradients:
-            found += [_local(one.grad) for one in self._parameters if one.grad is not None]
+            found += [_dense(one.grad) for one in self._parameters if one.grad is not None]
         sums = _bit_sums([tensor for tensor in found if tensor.numel()])
         return hashlib.blake2b(repr(sums).encode(), digest_size=8).hexdigest()
 
@@ -161,20 +187,46 @@ class TorchState:
 
     def _watched(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors with bounds. A gradient that is missing in this step counts as zero, so that the list stays
-        the same."""
+        the same, and so do those that are infinite and are skipped by a GradScaler: no fault."""
+        is_skipped = self._is_skipped()
+        scale = getattr(self._optimizer, "grad_scale", None)  # a fused optimizer divides by it in its update
         for name, parameter in zip(self._parameter_names, self._parameters, strict=True):
-            gradient = parameter.grad
-            if gradient is None or gradient.is_sparse:
-                yield f"the gradient of {name}", self._zero(parameter.device)
-            else:
-                yield f"the gradient of {name}", _local(gradient)
-            yield f"the parameter {name}", _local(parameter.data)
+            gradient = None if parameter.grad is None or is_skipped else _dense(parameter.grad)
+            if gradient is None or not gradient.numel():
+                gradient = self._zero(parameter.device)
+            yield f"the gradient of {name}", gradient if scale is None else gradient / scale
+            if _has_bounds(parameter):
+                yield f"the parameter {name}", _local(parameter.data)
             for kind, value in self._optimizer.state.get(parameter, {}).items():
-                if kind != "step" and _is_tensor(value) and value.is_floating_point():
+                if kind != "step" and _is_tensor(value) and _has_bounds(value):
                     yield f"{kind} of {name}", _local(value)
         for name, buffer in self._model.named_buffers():
-            if buffer.is_floating_point():
+            if self._buffers.get(name):
                 yield f"the buffer {name}", _local(buffer)
+
+    def _is_skipped(self) -> bool:
+        """Return whether a GradScaler has found infinite gradients: it will skip this update."""
+        for one in self._also:
+            of_mine = getattr(one, "_per_optimizer_states", {}).get(id(self._optimizer), {})
+            if any(float(found) for found in of_mine.get("found_inf_per_device", {}).values()):
+                return True
+        return False
+
+    def _find_parameters(self) -> None:
+        """Find the parameters of the optimizer: a training may add some later."""
+        parameters = [one for group in self._optimizer.param_groups for one in group["params"]]
+        if list(map(id, parameters)) == list(map(id, self._parameters)):
+            return
+        named = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        self._parameters = parameters
+        self._parameter_names = [named.get(id(one), f"parameter {number}") for number, one in enumerate(parameters)]
+
+    def _find_buffers(self) -> None:
+        """Find out which buffers have bounds: those with plausible values when first seen, before a step."""
+        for name, buffer in self._model.named_buffers():
+            if name not in self._buffers:
+                has = _has_bounds(buffer) and bool(buffer.numel()) and not buffer.is_meta
+                self._buffers[name] = has and bool(_largest([_local(buffer)])[0] <= PLAUSIBLE)
 
     def _zero(self, device: torch.device) -> torch.Tensor:
         return self._zeros.setdefault(device, torch.zeros(1, device=device))
@@ -191,8 +243,21 @@ class TorchState:
             yield ("buffer", 0, name), _local(buffer)
 
 
+def _state_of(one: Stateful | torch.Generator) -> Any:
+    return one.get_state() if isinstance(one, torch.Generator) else copy.deepcopy(one.state_dict())
+
+
 def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+def _has_bounds(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the values of a gradient: those that a sparse one has."""
+    return gradient._values() if gradient.is_sparse else _local(gradient)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -205,6 +270,10 @@ def _largest(tensors: Sequence[torch.Tensor]) -> list[float]:
     """Return the largest absolute value of each tensor, NaN if it has one; waits once for each device."""
     found: list[torch.Tensor] = []
     for tensor in tensors:
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor.resolve_conj())
+        elif tensor.element_size() == 1:  # of 8 bits
+            tensor = tensor.to(torch.float32)
         least, most = torch.aminmax(tensor.detach())  # both are NaN if there is one; one pass, no copy
         found.append(torch.maximum(least.abs(), most.abs()).to(torch.float32))
     return _on_host(found, torch.float32)
@@ -217,7 +286,7 @@ def _bit_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
     for tensor in tensors:
         whole = tensor.detach().contiguous().reshape(-1)
         if whole.is_complex():
-            whole = torch.view_as_real(whole).reshape(-1)
+            whole = torch.view_as_real(whole.resolve_conj()).reshape(-1)
         sums.append(whole.view(kinds[whole.element_size()]).sum(dtype=torch.int64))
     return _on_host(sums, torch.int64)
 

@@ -193,6 +193,141 @@ def test_the_digest_changes_with_each_bit_and_nothing_else() -> None:
     assert training.state.digest(gradients=True) != before
 
 
+# ---- trainings of other kinds ---------------------------------------------------------------------------------------
+
+
+class Small:
+    """A training of any model, whose step function is `step`."""
+
+    def __init__(self, model: Any, optimizer: Any, *, also: Any = ()) -> None:
+        from resilience.integrations.sdc import TorchState
+
+        self.model, self.optimizer, self.said = model, optimizer, list[str]()
+        self.guard = make_guard(sdc=True, say=self.said.append)
+        self.sdc: Any = self.guard.sdc(TorchState(model, optimizer, also=also))
+        self.before: Callable[[int], None] = lambda step: None
+        self.inject: Callable[[], Any] = lambda: None
+
+    def step(self, batch: Any) -> None:
+        self.optimizer.zero_grad()
+        self.model(batch).abs().square().mean().backward()
+        if self.sdc.step == 30:
+            self.inject()
+        self.optimizer.step()
+
+    def run(self, step: Callable[[Any], None] | None = None, *, steps: int = 40) -> list[tuple[str, int]]:
+        """Return what was found."""
+        import torch
+
+        with self.guard:
+            for number in range(1, steps + 1):
+                self.before(number)
+                self.sdc.run(step or self.step, torch.randn(8, 4, generator=torch.Generator().manual_seed(number)))
+                assert not self.guard.step().stop, self.said
+        assert self.sdc.is_on, self.said
+        return [(one.verdict, one.step) for one in self.sdc.found]
+
+    def once(self, tensor: Callable[[], Any], value: float = 1e20) -> Small:
+        """Put a value into the first element of a tensor at step 30, once."""
+        left = [value]
+        self.inject = lambda: left and tensor().view(-1)[:1].fill_(left.pop())
+        return self
+
+
+def test_a_mask_of_infinities_is_no_fault_and_variances_have_bounds() -> None:
+    import torch
+
+    model: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    model.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
+    training = Small(model, torch.optim.Adam(model.parameters()))
+    assert training.once(lambda: model[1].running_var).run() == [("transient", 30)]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("clips", [False, True])
+def test_steps_that_a_loss_scaler_skips_are_no_fault_also_if_the_gradients_are_checked(
+    *, fused: bool, clips: bool
+) -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=3e38)
+    training = Small(model, torch.optim.Adam(model.parameters(), fused=fused), also=[scaler])
+
+    def step(batch: Any) -> None:
+        training.optimizer.zero_grad()
+        scaler.scale(10 * model(batch).square().mean()).backward()
+        if clips:
+            scaler.unscale_(training.optimizer)
+            training.sdc.check()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(training.optimizer)
+        scaler.update()
+
+    assert training.run(step) == [] and 1e30 < scaler.get_scale() < 3e38
+
+
+def test_layers_that_are_unfrozen_and_added_between_steps_are_watched_and_the_step_alone_is_replayed() -> None:
+    import torch
+
+    model: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    training = Small(model, torch.optim.Adam(model[1].parameters()))
+
+    def unfreeze(number: int) -> None:
+        if number == 30:
+            model[0].requires_grad_(True)
+            training.optimizer.add_param_group({"params": list(model[0].parameters())})
+
+    training.before = unfreeze
+    assert training.once(lambda: model[0].weight.grad).run() == [("transient", 30)]
+    assert "the step was replayed" in training.said[0] and training.optimizer.state[model[0].weight]["step"] == 11
+
+
+def test_sparse_gradients_are_watched() -> None:
+    import torch
+
+    class Words(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = torch.nn.Embedding(10, 4, sparse=True), torch.nn.Linear(4, 1)
+
+        def forward(self, batch: Any) -> Any:
+            return self.out(self.words((3 * batch.abs()).long().clamp(0, 9)))
+
+    model = Words()
+    training = Small(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    assert training.once(lambda: model.words.weight.grad._values()).run() == [("transient", 30)]
+
+
+def test_complex_parameters_are_watched_and_generators_restored() -> None:
+    import torch
+
+    class Waves(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.complex64))
+
+        def forward(self, batch: Any) -> Any:
+            noise = torch.randn(8, 4, generator=own)
+            drawn.append(float(noise[0, 0]))
+            return (batch + noise).to(torch.complex64) @ self.weight
+
+    own, drawn = torch.Generator().manual_seed(1), list[float]()
+    model = Waves()
+    training = Small(model, torch.optim.Adam(model.parameters()), also=[own])
+    assert training.once(lambda: model.weight.grad).run() == [("transient", 30)]
+    assert drawn[30:32] == drawn[28:30] and len(set(drawn)) == 40
+
+
+def test_steps_without_an_update_are_told() -> None:
+    import torch
+
+    training = Small(model := torch.nn.Linear(4, 4), torch.optim.Adam(model.parameters()))
+    assert training.run(lambda batch: model(batch).sum().backward(), steps=100) == []
+    assert len(training.said) == 1 and "100 of the last 100 steps were not checked" in training.said[0]
+
+
 # ---- ranks ---------------------------------------------------------------------------------------------------------
 
 
@@ -203,12 +338,24 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
     launched.finish()
 
 
-def test_four_data_parallel_ranks_replay_together_and_a_weight_that_differs_names_its_rank(launched: Launched) -> None:
+def train(launched: Launched, world: int, faults: dict[int, Any]) -> list[Any]:
+    """Return what the ranks of a data-parallel training tell at their end."""
     script = Path(__file__).parent / "sdc_training.py"
-    faults = {1: [[31, "moment", 1e30]], 2: [[33, "weight", 0.4]]}
-    launched.launch([sys.executable, str(script), json.dumps(faults), "4"], GLOO_SOCKET_IFNAME="lo")
+    launched.launch([sys.executable, str(script), json.dumps(faults), str(world)], GLOO_SOCKET_IFNAME="lo")
     launched.wait()
-    told = [launched.last(rank, "end") for rank in range(4)]
+    return [launched.last(rank, "end") for rank in range(world)]
+
+
+def test_data_parallel_ranks_replay_together(launched: Launched) -> None:
+    told = train(launched, 2, {1: [[31, "moment", 1e30]]})
+    assert [[found[:2] for found in one["found"]] for one in told] == [[["transient", 31]]] * 2
+    assert all("rank 1 on " in one["found"][0][2] and one["is_on"] and not one["stop"] for one in told)
+    assert told[0]["digest"] == told[1]["digest"]
+
+
+@pytest.mark.soak
+def test_four_data_parallel_ranks_replay_together_and_a_weight_that_differs_names_its_rank(launched: Launched) -> None:
+    told = train(launched, 4, {1: [[31, "moment", 1e30]], 2: [[33, "weight", 0.4]]})
     assert [[found[:2] for found in one["found"]] for one in told] == [[["transient", 31], ["replica", 40]]] * 4
     assert all("rank 1 on " in one["found"][0][2] and "rank 2 on " in one["found"][1][2] for one in told)
     assert all(one["stop"] and one["is_on"] for one in told)

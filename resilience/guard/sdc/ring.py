@@ -23,12 +23,14 @@ class Snapshot(NamedTuple):
         batch: its data: the very object that the training passed, not a copy.
         state: what `State.capture` returned before it.
         generators: the states of Python's and numpy's global random generators.
+        layout: what `State.layout` returned before it.
     """
 
     step: int
     batch: Any
     state: Any
     generators: tuple[Any, Any]
+    layout: object
 
 
 class Ring:
@@ -38,8 +40,10 @@ class Ring:
         self.snapshots: deque[Snapshot] = deque()
 
     def add(self, snapshot: Snapshot) -> None:
-        """Add the snapshot of the next step. One that does not follow the last one makes the others useless."""
-        if self.snapshots and self.snapshots[-1].step + 1 != snapshot.step:
+        """Add the snapshot of the next step. One that does not follow the last one makes the others useless, and so do
+        layers that were frozen or added in between: a replay would not do that again."""
+        last = self.snapshots[-1] if self.snapshots else snapshot
+        if last is not snapshot and (last.step + 1, last.layout) != (snapshot.step, snapshot.layout):
             self.snapshots.clear()
         self.snapshots.append(snapshot)
 

@@ -54,6 +54,9 @@ if TYPE_CHECKING:
         def largest(self) -> tuple[Sequence[str], Sequence[float]]:
             """Return the names of all watched tensors and the largest absolute value of each, NaN if it has one."""
 
+        def layout(self) -> object:
+            """Return what is equal as long as the same tensors are trained."""
+
         def capture(self, old: Any) -> Any:
             """Return a copy of all that the training changes; `old` is a former copy, whose memory may be reused."""
 
@@ -70,6 +73,8 @@ WAIT_S = 30.0
 """How long a rank waits for what the others have found, before it goes on without them."""
 MOST_UNANSWERED = 16
 """Comparisons of replicas that rank 0 has not answered; with more, a rank does not send the next."""
+CHECKS_OF = 100
+"""Of so many steps at least half must have been checked."""
 
 
 class AbnormalStep(BaseException):
@@ -127,6 +132,8 @@ class SdcWatch:
         self._ring = Ring()
         self.step = 0
         self._is_checked = False  # in this step
+        self._raised: AbnormalStep | None = None  # in this step
+        self._steps = self._unchecked = 0
         self._checks = 0
         self._largest = 0.0
         self._is_stopping = False  # on every rank: what it has found decides
@@ -157,6 +164,7 @@ class SdcWatch:
             result = self._run_step(step, step_function, batch)
         except AbnormalStep as abnormal:
             result = self._replay(abnormal.sighting, step_function)
+        self._count_checks()
         self._compare(step)
         return result
 
@@ -177,7 +185,8 @@ class SdcWatch:
             return
         findings = self._findings(found)
         if findings:
-            raise AbnormalStep(Sighting(self.step, tuple(findings)))
+            self._raised = AbnormalStep(Sighting(self.step, tuple(findings)))
+            raise self._raised
         self._bounds.accept(names, values)
         self._largest = max(values, default=0.0)
         self._clean_step = self.step
@@ -189,22 +198,39 @@ class SdcWatch:
         if not self._is_checked:
             self.check()
 
+    def _count_checks(self) -> None:
+        """Warn if many steps end without a check: nothing is found in them, and gradients that are accumulated from one
+        call to the next would be lost in a replay. A loss scaler skips few."""
+        self._steps += 1
+        self._unchecked += not self._is_checked
+        if self._steps % CHECKS_OF == 0:
+            if 2 * self._unchecked >= CHECKS_OF and self.is_on and not self._is_stopping:
+                self._recorder.warn(
+                    f"sdc: {self._unchecked} of the last {CHECKS_OF} steps were not checked. One call of the step "
+                    "function must do one whole update, with all its accumulation, or call sdc.check() before it",
+                    key="sdc unchecked",
+                )
+            self._unchecked = 0
+
     def _keep(self, step: int, batch: Any) -> bool:
         """Copy the state before a step. Return False if that fails: the training goes on unwatched."""
         try:
             state = self._state.capture(self._ring.oldest_to_reuse())
-            self._ring.add(Snapshot(step, batch, state, capture_generators()))
+            self._ring.add(Snapshot(step, batch, state, capture_generators(), self._state.layout()))
         except Exception as error:
             self._give_up(error)
             return False
         return True
 
     def _run_step(self, step: int, step_function: Callable[[Batch], Result], batch: Batch) -> Result:
-        self.step, self._is_checked = step, False
+        self.step, self._is_checked, self._raised = step, False, None
         try:
-            return step_function(batch)
+            result = step_function(batch)
         finally:
             self.step = 0
+        if self._raised is not None:  # the function has caught it, and the update was left out
+            raise self._raised
+        return result
 
     def _replay(self, first: Sighting, step_function: Callable[[Any], Result]) -> Result:
         """Do the last steps again, from the copy before them."""
@@ -226,7 +252,7 @@ class SdcWatch:
         for number, one in enumerate(snapshots):
             if number and not self._is_stopping:  # the later copies may hold what the first computation got wrong
                 state = self._state.capture(one.state)
-                self._ring.snapshots[number] = Snapshot(one.step, one.batch, state, capture_generators())
+                self._ring.snapshots[number] = one._replace(state=state, generators=capture_generators())
             result = self._run_step(one.step, step_function, one.batch)
         return result
 
@@ -271,7 +297,12 @@ class SdcWatch:
         place = self._place
         mine = None
         if found:
-            mine = Finding(place.rank, place.host, self._state.digest(gradients=True), words_of(found))
+            try:
+                digest = self._state.digest(gradients=True)
+            except Exception as error:
+                self._give_up(error)
+                return []
+            mine = Finding(place.rank, place.host, digest, words_of(found))
         if place.world == 1:
             return [] if mine is None else [mine]
         self._checks += 1
@@ -299,7 +330,13 @@ class SdcWatch:
                 break
             del self._unanswered[key]
             self._take(answer.text, of_step, is_whole=not answer.faults)
-        if step % every or len(self._unanswered) > MOST_UNANSWERED:
+        if step % every and self._compared:  # the first step as well: were they ever equal?
+            return
+        if len(self._unanswered) > MOST_UNANSWERED:
+            why = "do all ranks have the same sdc and sdc_replicas_every, and do all call sdc.run?"
+            self._recorder.warn(
+                f"sdc: replicas are compared no more, because not every rank answers: {why}", key="same"
+            )
             return
         try:
             digest = self._state.digest(gradients=False)
@@ -321,11 +358,17 @@ class SdcWatch:
             if is_whole:
                 self._equal_step = max(self._equal_step, step)
             return
-        why = f"after step {step} {difference}; after step {self._equal_step} they were equal"
-        if not self._equal_step:
-            why = f"after step {step} {difference}"
-        self.found.append(Found("replica", step, why))
         self._differ = True
+        if not self._equal_step:  # shards, stages, experts: no proof of anything
+            if self._place.is_first:
+                self._recorder.warn(
+                    f"sdc: after step {step} {difference}. They never were equal in this attempt, so replicas are not "
+                    "compared. If that is as it must be, name the sets of equal ranks by guard.sdc(state, group=...), "
+                    "or set sdc_replicas_every = 0. Otherwise the ranks have begun with different states"
+                )
+            return
+        why = f"after step {step} {difference}; after step {self._equal_step} they were equal"
+        self.found.append(Found("replica", step, why))
         if not self._place.is_first:
             return
         accused = difference.odd or difference.suspects

@@ -46,6 +46,9 @@ class Arrays:
 
         return tuple(self.tensors), [most(values) for values in self.tensors.values()]
 
+    def layout(self) -> object:
+        return tuple(self.tensors)
+
     def capture(self, old: Any) -> Any:
         return {name: list(values) for name, values in self.tensors.items()}
 

@@ -81,6 +81,13 @@ def test_the_odd_replica_is_named_and_the_training_stops_without_a_save(tmp_path
     assert (ruined["step"], ruined["since"], ruined["world"]) == (50, 40, 0)
 
 
+def test_ranks_that_never_were_equal_are_no_replicas_and_go_on(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path / "run", 2, {1: (1, "weight", 0.25, "after")})
+    assert ranks.verdicts() == [[], []] and ranks.codes == [0, 0]
+    assert all(one["is_on"] and not one["stop"] for one in ranks.told) and not corruptions_of(ranks.events)
+    assert "They never were equal" in ranks.said[0] and "guard.sdc(state, group=...)" in ranks.said[0]
+
+
 def test_of_two_replicas_nobody_is_named(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path / "run", 2, {1: (44, "weight", 0.25, "after")})
     assert ranks.verdicts() == [["replica"]] * 2

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from resilience.guard.sdc import watch
 from tests.guard.guards import make_guard, make_run, save
 from tests.guard.sdc.arrays import Arrays, batch_of
 
@@ -167,13 +166,21 @@ def test_with_sdc_off_the_state_is_never_asked() -> None:
         sdc.check()
 
 
-@pytest.mark.parametrize("method", ["capture", "largest"])
+@pytest.mark.parametrize("method", ["capture", "largest", "digest"])
 def test_a_fault_of_the_watch_does_not_end_the_training(clean: Result, tmp_path: Path, method: str) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise MemoryError("no memory for the copies")
+    def fail(*_: object, gradients: bool = True) -> str:
+        if gradients:
+            raise MemoryError("no memory for the copies")
+        return ""
 
-    result = Result(tmp_path / "run", lambda state: setattr(state, method, fail))
-    assert result.digest == clean.digest and not result.watch.is_on
+    def prepare(state: Arrays) -> None:
+        if method == "digest":  # asked for only if something is found
+            once(STEPS, "gradient", 1e30)(state)
+        setattr(state, method, fail)
+
+    result = Result(tmp_path / "run", prepare)
+    assert not result.watch.is_on and result.state.done == list(range(1, STEPS + 1))
+    assert method == "digest" or result.digest == clean.digest
     assert sum("sdc is off from here on" in line for line in result.said) == 1
 
 
@@ -188,8 +195,23 @@ def test_an_exception_of_the_training_passes_through() -> None:
         assert sdc.step == 0
 
 
-def test_a_training_that_catches_every_exception_does_not_swallow_the_abnormal_step(tmp_path: Path) -> None:
-    assert not issubclass(watch.AbnormalStep, Exception)
+def test_a_step_function_that_catches_everything_does_not_swallow_the_abnormal_step(
+    clean: Result, tmp_path: Path
+) -> None:
+    def prepare(state: Arrays) -> None:
+        step = state.step
+
+        def catching(*args: Any) -> float:
+            try:
+                return step(*args)
+            except BaseException:
+                return 0.0
+
+        once(41, "gradient", 1e30)(state)
+        setattr(state, "step", catching)  # noqa: B010
+
+    result = Result(tmp_path / "run", prepare)
+    assert [one.verdict for one in result.watch.found] == ["transient"] and result.digest == clean.digest
 
 
 def test_after_a_jump_in_the_steps_only_the_step_itself_is_replayed() -> None:

@@ -54,6 +54,9 @@ class Model:
     def largest(self) -> tuple[list[str], list[float]]:
         return ["gradient", "weights"], [max(map(abs, values)) for values in (self.mean, self.weights)]
 
+    def layout(self) -> object:
+        """All is trained, from the first step to the last."""
+
     def capture(self, old: object) -> list[float]:
         return list(self.weights)
 
