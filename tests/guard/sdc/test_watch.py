@@ -7,10 +7,15 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from resilience.guard.agreement.reports import Report
+from resilience.guard.sdc import watch
+from resilience.guard.sdc.watch import SdcWatch
+from resilience.guard.settings import GuardSettings
 from tests.guard.guards import make_guard, make_run, save
 from tests.guard.sdc.arrays import Arrays, batch_of
 
@@ -153,6 +158,48 @@ def test_a_checkpoint_between_the_damage_and_its_discovery_is_named(tmp_path: Pa
     for step, is_named in ((40, True), (39, False)):
         result = Result(tmp_path / str(step), once(41, "weight", 1e20), saves=[step])
         assert ("The checkpoint of step 40 may hold" in result.watch.found[0].why) == is_named
+
+
+class TwoRanks:
+    """Rank 0 of two, whose other rank never compares replicas, and says about each step what is given."""
+
+    carries_reports = True
+
+    def __init__(self, faults: tuple[str, ...] = ()) -> None:
+        self.state, self.warned, self.faults = Arrays(), list[str](), faults
+        gate: Any = SimpleNamespace(count=0)
+        place: Any = SimpleNamespace(world=2, rank=0, host="n1", is_first=True)
+        recorder: Any = SimpleNamespace(warn=lambda text, key="": self.warned.append(text))
+        settings = GuardSettings(sdc=True, sdc_replicas_every=1)
+        self.gate = gate
+        self.watch = SdcWatch(self.state, settings, gate, place, recorder, self, lambda request: None)
+
+    def report(self, key: str, text: str) -> None:
+        """Nobody answers."""
+
+    def reported(self, key: str) -> None:
+        """Nobody has answered."""
+
+    def wait_for_report(self, key: str, timeout_s: float) -> Report:
+        return Report(self.faults)
+
+    def run(self, steps: int) -> TwoRanks:
+        for step in range(1, steps + 1):
+            self.watch.run(lambda batch: self.state.step(self.watch, batch), batch_of(step))
+            self.gate.count = step
+        return self
+
+
+def test_a_rank_that_leaves_ends_the_watch_and_not_the_training() -> None:
+    ranks = TwoRanks(("rank 1: left with exit code 137",)).run(5)
+    assert ranks.state.done == [1, 2, 3, 4, 5] and not ranks.watch.is_on
+    assert len(ranks.warned) == 1 and "rank 1: left with exit code 137" in ranks.warned[0]
+
+
+def test_comparisons_that_a_rank_never_answers_are_told() -> None:
+    assert not TwoRanks().run(watch.MOST_UNANSWERED).warned
+    ranks = TwoRanks().run(40)
+    assert ranks.watch.is_on and "not every rank answers" in ranks.warned[0]
 
 
 def test_with_sdc_off_the_state_is_never_asked() -> None:
