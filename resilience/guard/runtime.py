@@ -492,10 +492,12 @@ class GuardRuntime:
                 "resumed_after", stopped_step=stop.step, times=stop.times, of_attempt=stop.attempt, why=stop.why
             )
             times = f", {stop.times} times in a row" if stop.times > 1 else ""
-            self._recorder.say(
-                f"an earlier attempt was stopped{times}: {stop.why}. The same data may do it again; the training can "
-                "choose by guard.resumed_after and guard.skip_steps"
+            advice = (
+                "The same data may do it again; the training can choose by guard.resumed_after and guard.skip_steps"
             )
+            if stop.world == 0:
+                advice = "No batch is suspect; guard.resumed_after tells the training which checkpoints are"
+            self._recorder.say(f"an earlier attempt was stopped{times}: {stop.why}. {advice}")
         return [stop.as_dict() for stop in stops]
 
     def _work_on_files(self) -> None:

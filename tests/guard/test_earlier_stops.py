@@ -224,3 +224,18 @@ def test_an_unreadable_checkpoint_is_told_until_a_training_has_loaded_it_or_got_
     third = attempt(run, 50, 120)
     assert third.after is not None and third.after.why == "checkpoint: truncated"
     assert attempt(run, 120, 121).after is None
+
+
+@pytest.mark.parametrize(("world", "is_data"), [(1, True), (0, False)])
+def test_only_a_stop_by_its_data_is_told_to_be_done_again_by_the_same_data(
+    run: Path, *, world: int, is_data: bool
+) -> None:
+    stop = {"step": 50, "since": 40, "saved_step": 40, "attempt": 1, "times": 1, "world": world, "why": "it was ruined"}
+    folder = run / "learned"
+    folder.mkdir(exist_ok=True)
+    (folder / "stops.json").write_text(json.dumps({"version": 1, "stops": [stop | {"time": 1.0, "is_passed": False}]}))
+    said: list[str] = []
+    with make_guard(run, say=said.append) as guard:
+        assert guard.resumed_after is not None
+    (told,) = [line for line in said if "an earlier attempt was stopped: it was ruined" in line]
+    assert ("The same data may do it again" in told) == is_data == ("No batch is suspect" not in told)
