@@ -127,6 +127,7 @@ _ECHOED = {FailureClass.NETWORK, FailureClass.COLLECTIVE_TIMEOUT}
 _VAGUE = {FailureClass.EXCEPTION, FailureClass.UNKNOWN}
 _LAUNCHER = re.compile(r"srun: (?:launch/slurm: |Force Terminated )")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
+CORRUPTION_ADVICE = "resume from a checkpoint of before, on other nodes: resil nodes shows the evidence against these"
 _TASK_ENDS = {FailureClass.EXCEPTION, FailureClass.KILLED, FailureClass.SEGFAULT}
 """What srun says of a task that failed."""
 _FROM_OUTSIDE = {FailureClass.WALLTIME, FailureClass.PREEMPTED, FailureClass.NODE_FAILURE, FailureClass.CANCELLED}
@@ -145,6 +146,7 @@ class Evidence:
         memory_why: reason of the guards for a request because host memory was nearly used up; empty: there was none.
         stopped_why: reason of a deliberate stop, by the guards.
         ruined_why, ruined_step: reason and step of a stop by the guards because the state of the training was ruined.
+        is_corrupted: whether the hardware has ruined it: silent data corruption, which no batch causes.
         elastic: exception of the first failing rank, from torchelastic's error file.
         hang_why: why its ranks hung, if a watchdog ended it because of that; `hang_rank` and `hang_host` are the odd
             rank.
@@ -162,6 +164,7 @@ class Evidence:
     stopped_why: str = ""
     ruined_why: str = ""
     ruined_step: int | None = None
+    is_corrupted: bool = False
     elastic: RankError | None = None
     hang_why: str = ""
     hang_rank: int | None = None
@@ -272,7 +275,12 @@ def _of_oom_kills(evidence: Evidence, reading: _Reading) -> Failure | None:
 
 
 def _of_ruin(evidence: Evidence) -> Failure:
-    """Return the failure that the guards have recorded, with the advice of the rules for its class."""
+    """Return the failure that the guards have recorded, with the advice of the rules for its class. Silent corruption
+    is of no class: another node heals it, and the evidence against nodes is kept apart."""
+    if evidence.is_corrupted:
+        said = f"the guards stopped it for silent data corruption: {evidence.ruined_why}"
+        found = _plain(FailureClass.UNKNOWN, Confidence.CERTAIN, said)
+        return replace(found, step=evidence.ruined_step, advice=CORRUPTION_ADVICE)
     found = _plain(FailureClass.NAN_LOSS, Confidence.CERTAIN, f"the guards stopped it: {evidence.ruined_why}")
     advice = next((rule.advice for rule in all_rules() if rule.failure is FailureClass.NAN_LOSS and rule.advice), "")
     return replace(found, step=evidence.ruined_step, advice=advice)

@@ -265,17 +265,19 @@ def fold_steps(events: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | N
     return first, last, durable
 
 
-def ruin_of(events: Iterable[Mapping[str, Any]]) -> tuple[str, int | None]:
-    """Return why and at which step the guards found the state ruined, from the journal of one attempt's rank 0.
+def ruin_of(events: Iterable[Mapping[str, Any]]) -> tuple[str, int | None, bool]:
+    """Return why and at which step the guards found the state ruined, from the journal of one attempt's rank 0, and
+    whether by the hardware: then no batch is suspect.
 
     Empty and None if they did not, or if a later launch of the attempt has started. Pure.
     """
-    found: tuple[str, int | None] = ("", None)
+    found: tuple[str, int | None, bool] = ("", None, False)
     for event in events:
         if event.get("event") == "start":
-            found = ("", None)
+            found = ("", None, False)
         elif event.get("event") == "state_ruined" and isinstance(event.get("step"), int):
-            found = (str(event.get("why") or "the state of the training is ruined"), event["step"])
+            why = str(event.get("why") or "the state of the training is ruined")
+            found = (why, event["step"], event.get("world") == 0)
     return found
 
 
@@ -425,7 +427,7 @@ def evidence_of(
     if notes is not None:
         notes += said
     journal = _journal(directory, attempt)
-    ruined_why, ruined_step = ruin_of(journal)
+    ruined_why, ruined_step, is_corrupted = ruin_of(journal)
     hang = _ended_hang(directory, attempt)
     return Evidence(
         hang_why=str(hang.get("why", "")),
@@ -434,6 +436,7 @@ def evidence_of(
         checked_why=attempt.why if attempt.end is AttemptEnd.EXITED and attempt.why.startswith(CHECK_FAILED) else "",
         ruined_why=ruined_why,
         ruined_step=ruined_step,
+        is_corrupted=is_corrupted,
         end=attempt.end,
         exit_code=attempt.exit_code,
         oom_kills=attempt.oom_kills or 0,

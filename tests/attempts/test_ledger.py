@@ -223,6 +223,16 @@ def ruined(step: int, decided: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def test_a_stop_for_silent_corruption_is_no_nan_and_opens_no_breaker_at_the_second(run: RunDirectory) -> None:
+    events = [one | ({"world": 0} if one["event"] == "state_ruined" else {}) for one in ruined(150, 151)]
+    for number in (1, 2):
+        attempt(run, number, end="exited", events=events)
+    failure = read_ledger(run)[-1].failure
+    assert failure is not None and failure.failure is FailureClass.UNKNOWN and failure.step == 150
+    assert "silent data corruption" in failure.reason and "batch" not in failure.advice and "nodes" in failure.advice
+    assert judged(run)[0] is State.CLOSED
+
+
 def judged(run: RunDirectory) -> tuple[State, str]:
     """Return the state of the breaker, and its reason."""
     verdict = decide(read_ledger(run), ActSettings(), 9000.0)
