@@ -323,14 +323,15 @@ def _flip_and_clear(stage: Stage, attempt: DemoAttempt) -> None:
     switches.clear(stage.project, stage.run)
 
 
-def flip_bit(path: Path) -> None:
-    """Flip the lowest bit in the middle of a file, as failing memory or a failing disk does."""
+def flip_bit(path: Path) -> int:
+    """Flip the lowest bit in the middle of a file, as failing memory or a failing disk does. Return which byte's."""
     with open(path, "r+b") as file:
         middle = file.seek(0, SEEK_END) // 2
         file.seek(middle)
         (byte,) = file.read(1)
         file.seek(middle)
         file.write(bytes([byte ^ 1]))
+    return middle
 
 
 def _save(stage: Stage, attempt: DemoAttempt) -> None:

@@ -147,8 +147,8 @@ def _flipped_bit(system: System, directory: Path, say: Callable[[str], None]) ->
     training = _Training(system, directory)
     training.attempt("--until", str(STOPPED_AT))
     newest = StoreDirectory(directory / STORE).checkpoints()[-1]
-    flip_bit(newest.path / CHECKPOINT_FILE)
-    injected = f"bit flip in {newest.name}/{CHECKPOINT_FILE}"
+    byte = flip_bit(newest.path / CHECKPOINT_FILE)
+    injected = f"bit 0 of byte {byte} in {newest.name}/{CHECKPOINT_FILE}"
     say(injected)
     training.attempt()
     (bad,) = training.events("checkpoint_bad") or [{}]

@@ -17,6 +17,7 @@ def test_three_corruptions_are_found_named_and_survived(tmp_path: Path) -> None:
     told: list[str] = []
     result = play_sdc(system, directory=tmp_path / "demo", say=told.append)
     file, gradient, replica = result.corruptions
+    assert file.injected.startswith("bit 0 of byte ") and file.injected.endswith(" in step-00000060/model.json")
     assert file.named == "step-00000060/model.json" and file.survived_by.endswith("step 40")
     assert gradient.named == "the gradient of hidden weight, step 55"
     assert replica.named.startswith(f"rank {ODD_RANK} on ") and replica.named.endswith("step 50")
