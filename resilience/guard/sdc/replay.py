@@ -97,22 +97,27 @@ def _bits(sighting: Sighting) -> tuple[int, tuple[tuple[int, str], ...]]:
     return sighting.step, tuple((one.rank, one.digest) for one in sighting.findings)
 
 
+def words_of_sighting(first: Sighting, world: int) -> str:
+    """Return who has found what in an abnormal step, in words."""
+    one = first.findings[0]
+    others = f" (and {len(first.findings) - 1} other ranks)" if len(first.findings) > 1 else ""
+    return f"{f'rank {one.rank} on {one.node}{others}: ' if world > 1 else ''}{one.what}, at step {first.step}"
+
+
 def describe(verdict: Verdict, first: Sighting, *, world: int, replayed: int, before: int = 0) -> str:
     """Return the verdict as a sentence without a full stop, for people.
 
     `replayed`: how many steps were. `before`: how often this rank has been wrong before, and the replay clean.
     """
-    one = first.findings[0]
-    others = f" (and {len(first.findings) - 1} other ranks)" if len(first.findings) > 1 else ""
-    told = f"{f'rank {one.rank} on {one.node}{others}: ' if world > 1 else ''}{one.what}, at step {first.step}"
+    what = words_of_sighting(first, world)
     steps = f"{replayed} steps were" if replayed > 1 else "the step was"
     if verdict is Verdict.TRANSIENT:
         again = f". It is the hardware's: this rank was wrong {before} times before" if before else ""
-        return f"{told}. The training did not cause it: {steps} replayed, clean, and it goes on from there{again}"
+        return f"{what}. The training did not cause it: {steps} replayed, clean, and it goes on from there{again}"
     if verdict is Verdict.UNSTABLE:
-        return f"{told}: replayed, it is abnormal again, with other bits: the hardware computes wrong values"
+        return f"{what}: replayed, it is abnormal again, with other bits: the hardware computes wrong values"
     return (
-        f"{told}: replayed, it has the same bits. Either it is the training's own (its data, its learning rate), or "
+        f"{what}: replayed, it has the same bits. Either it is the training's own (its data, its learning rate), or "
         "the state was damaged before, or a unit is always wrong in the same way: see whether another node gets past "
         "this step. If such values are normal for this training, raise sdc_ceiling or sdc_times"
     )

@@ -26,6 +26,7 @@ from resilience.guard.sdc.replay import (
     describe,
     parse_finding,
     words_of,
+    words_of_sighting,
 )
 from resilience.guard.sdc.replicas import Replica, parse_difference
 from resilience.guard.sdc.ring import Ring, Snapshot, capture_generators, restore_generators
@@ -222,6 +223,14 @@ class SdcWatch:
             return False
         return True
 
+    def _keep_again(self, number: int, one: Snapshot) -> None:
+        """Copy the state before a replayed step: the former copy may hold what the first computation got wrong."""
+        try:
+            state = self._state.capture(one.state)
+            self._ring.snapshots[number] = one._replace(state=state, generators=capture_generators())
+        except Exception as error:
+            self._give_up(error)
+
     def _run_step(self, step: int, step_function: Callable[[Batch], Result], batch: Batch) -> Result:
         self.step, self._is_checked, self._raised = step, False, None
         try:
@@ -239,6 +248,13 @@ class SdcWatch:
             result = self._redo(step_function)
         except AbnormalStep as abnormal:
             again = abnormal.sighting
+        if again is None and not self.is_on:
+            what = words_of_sighting(first, self._place.world)
+            self._recorder.warn(
+                f"silent data corruption, perhaps: {what}: replayed, but no longer watched: nobody can say whether it was "
+                "the hardware, nor whether the state is right now"
+            )
+            return result
         self._report(decide(first, again), first)
         if again is None:
             return result
@@ -250,9 +266,8 @@ class SdcWatch:
         self._state.restore(snapshots[0].state)
         restore_generators(snapshots[0].generators)
         for number, one in enumerate(snapshots):
-            if number and not self._is_stopping:  # the later copies may hold what the first computation got wrong
-                state = self._state.capture(one.state)
-                self._ring.snapshots[number] = one._replace(state=state, generators=capture_generators())
+            if number and self.is_on and not self._is_stopping:
+                self._keep_again(number, one)
             result = self._run_step(one.step, step_function, one.batch)
         return result
 

@@ -165,8 +165,9 @@ class TwoRanks:
 
     carries_reports = True
 
-    def __init__(self, faults: tuple[str, ...] = ()) -> None:
-        self.state, self.warned, self.faults = Arrays(), list[str](), faults
+    def __init__(self, faults: dict[int, str] | None = None) -> None:
+        """`faults`: by the number of the check."""
+        self.state, self.warned, self.faults, self.checks = Arrays(), list[str](), faults or {}, 0
         gate: Any = SimpleNamespace(count=0)
         place: Any = SimpleNamespace(world=2, rank=0, host="n1", is_first=True)
         recorder: Any = SimpleNamespace(warn=lambda text, key="": self.warned.append(text))
@@ -181,7 +182,8 @@ class TwoRanks:
         """Nobody has answered."""
 
     def wait_for_report(self, key: str, timeout_s: float) -> Report:
-        return Report(self.faults)
+        self.checks += 1
+        return Report([self.faults[self.checks]] if self.checks in self.faults else [])
 
     def run(self, steps: int) -> TwoRanks:
         for step in range(1, steps + 1):
@@ -191,9 +193,27 @@ class TwoRanks:
 
 
 def test_a_rank_that_leaves_ends_the_watch_and_not_the_training() -> None:
-    ranks = TwoRanks(("rank 1: left with exit code 137",)).run(5)
+    ranks = TwoRanks({3: "rank 1: left with exit code 137"}).run(5)
     assert ranks.state.done == [1, 2, 3, 4, 5] and not ranks.watch.is_on
     assert len(ranks.warned) == 1 and "rank 1: left with exit code 137" in ranks.warned[0]
+
+
+@pytest.mark.parametrize("check", [6, 7])
+def test_a_rank_that_leaves_in_a_replay_leaves_it_without_a_verdict(check: int) -> None:
+    found = "rank 1: sdc on n2 0f: weight is NaN, at most 1 is normal"
+    ranks = TwoRanks({5: found, check: "rank 1: left with exit code 137"}).run(8)
+    assert ranks.state.done == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8] and not ranks.watch.is_on
+    assert not ranks.watch.found
+    assert "rank 1 on n2: weight is NaN" in ranks.warned[1] and "whether it was the hardware" in ranks.warned[1]
+
+
+def test_no_memory_for_the_copies_of_a_replay_ends_the_watch_alone() -> None:
+    ranks = TwoRanks({5: "rank 1: sdc on n2 0f: weight is NaN, at most 1 is normal"}).run(4)
+    captures = iter([ranks.state.capture(None)])
+    setattr(ranks.state, "capture", lambda old: next(captures))  # noqa: B010
+    batch = batch_of(5)
+    ranks.watch.run(lambda batch: ranks.state.step(ranks.watch, batch), batch)
+    assert ranks.state.done == [1, 2, 3, 4, 5, 4, 5] and not ranks.watch.is_on
 
 
 def test_comparisons_that_a_rank_never_answers_are_told() -> None:
