@@ -251,8 +251,8 @@ class SdcWatch:
         if again is None and not self.is_on:
             what = words_of_sighting(first, self._place.world)
             self._recorder.warn(
-                f"silent data corruption, perhaps: {what}: replayed, but no longer watched: nobody can say whether it was "
-                "the hardware, nor whether the state is right now"
+                f"silent data corruption, perhaps: {what}: replayed, but no longer watched: nobody can say whether it "
+                "was the hardware, nor whether the state is right now"
             )
             return result
         self._report(decide(first, again), first)
