@@ -130,9 +130,7 @@ def test_a_watched_training_has_the_same_bits(clean: dict[str, str], optimizer: 
 
 
 @pytest.mark.parametrize("kind", ["gradient", "moment", "variance", "weight"])
-@pytest.mark.parametrize(
-    ("optimizer", "value"), [("AdamW", -1e17), ("AdamW", math.nan), ("SGD", 3.4e38), ("SGD", -math.inf)]
-)
+@pytest.mark.parametrize(("optimizer", "value"), [("AdamW", -1e17), ("SGD", math.nan)])
 def test_rolled_back_and_replayed_the_training_ends_with_the_same_bits(
     clean: dict[str, str], optimizer: str, kind: str, value: float
 ) -> None:
