@@ -127,7 +127,7 @@ _ECHOED = {FailureClass.NETWORK, FailureClass.COLLECTIVE_TIMEOUT}
 _VAGUE = {FailureClass.EXCEPTION, FailureClass.UNKNOWN}
 _LAUNCHER = re.compile(r"srun: (?:launch/slurm: |Force Terminated )")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
-CORRUPTION_ADVICE = "resume from a checkpoint of before, on other nodes: resil nodes shows the evidence against these"
+CORRUPTION_ADVICE = "resume from a checkpoint of before, on other nodes: see `resil nodes`"
 _TASK_ENDS = {FailureClass.EXCEPTION, FailureClass.KILLED, FailureClass.SEGFAULT}
 """What srun says of a task that failed."""
 _FROM_OUTSIDE = {FailureClass.WALLTIME, FailureClass.PREEMPTED, FailureClass.NODE_FAILURE, FailureClass.CANCELLED}
