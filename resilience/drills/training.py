@@ -56,7 +56,7 @@ SLOWER = 3.0
 """The next attempt may take so many times as long to start as the first one did."""
 HELD = ("JobHeldUser", "JobHeldAdmin")
 ENDED_S = 3.0
-TRAIN_LONGER = "let it train for longer, with more steps: resil drill --command"
+TRAIN_LONGER = "let it train for longer, with more steps: resil drill --command 'COMMAND'"
 FINISHED = "the training reached its last step before the end of the drill"
 LOOK = "see the whole log with --keep; the training must run for a minute, tell a guard its steps, and save when asked"
 SAVE_S, SLOW_SAVE = 600.0, 20.0
