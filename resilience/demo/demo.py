@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from os import SEEK_END
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from resilience.checkpoints.directory import StoreDirectory
 from resilience.demo.cron import CronNight, play_cron
 from resilience.demo.night import DemoFailed, NotifiedFault, play_night
 from resilience.errors import ResilError, UsageError
+from resilience.inject.checkpoint.alter import flip_bit
 from resilience.job import Job, JobId, JobUpdate
 from resilience.quantities import quote_toml
 from resilience.runs import submit, switches
@@ -321,17 +321,6 @@ def _kill(stage: Stage, attempt: DemoAttempt) -> None:
 def _flip_and_clear(stage: Stage, attempt: DemoAttempt) -> None:
     flip_bit(StoreDirectory(stage.directory / OUTPUT / STORE).checkpoints()[-1].path / CHECKPOINT_FILE)
     switches.clear(stage.project, stage.run)
-
-
-def flip_bit(path: Path) -> int:
-    """Flip the lowest bit in the middle of a file, as failing memory or a failing disk does. Return which byte's."""
-    with open(path, "r+b") as file:
-        middle = file.seek(0, SEEK_END) // 2
-        file.seek(middle)
-        (byte,) = file.read(1)
-        file.seek(middle)
-        file.write(bytes([byte ^ 1]))
-    return middle
 
 
 def _save(stage: Stage, attempt: DemoAttempt) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 from resilience import layout
 from resilience.checkpoints.directory import StoreDirectory
-from resilience.demo.demo import flip_bit
 from resilience.demo.night import DemoFailed
+from resilience.inject.checkpoint.alter import flip_bit
 from resilience.system.files import make_directory, read_lines
 from resilience.system.ports import System
 from resilience.system.process import Completed, DeadlineExceeded

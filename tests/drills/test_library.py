@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.drills.library.corrupt_checkpoint import flip_bit
+from resilience.drills.library.corrupt_checkpoint import damage_checkpoint
 from resilience.drills.rehearse import find, names
 from resilience.drills.words import Facts, Outcome, Seen
 from resilience.errors import UsageError
@@ -142,6 +142,6 @@ def test_one_bit_of_the_largest_file_is_flipped(tmp_path: Path) -> None:
     (tmp_path / ".resil" / "manifest.json").write_bytes(bytes(500))
     (tmp_path / "small").write_bytes(bytes(10))
     (tmp_path / "large").write_bytes(bytes(100))
-    path, bit = flip_bit(tmp_path)
+    path, bit = damage_checkpoint(tmp_path)
     changed = bytes([0] * 50 + [1] + [0] * 49)
     assert (path.name, bit, path.read_bytes()) == ("large", 400, changed)

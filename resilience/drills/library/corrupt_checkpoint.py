@@ -18,6 +18,7 @@ from resilience.drills.words import (
     no_successor,
     resumed,
 )
+from resilience.inject.checkpoint.alter import flip_bit
 
 if TYPE_CHECKING:
     from resilience.drills.training import Training
@@ -43,7 +44,7 @@ def play(training: Training) -> None:
     rank = training.last_rank()
 
     def damage() -> str:
-        path, bit = flip_bit(training.newest_checkpoint())
+        path, bit = damage_checkpoint(training.newest_checkpoint())
         done = training.inject("kill", rank=rank)
         return f"bit {bit} of {path.parent.name}/{path.name} was flipped; then {done}"
 
@@ -52,17 +53,11 @@ def play(training: Training) -> None:
         training.see_resume(RESUME_S)
 
 
-def flip_bit(checkpoint: Path) -> tuple[Path, int]:
+def damage_checkpoint(checkpoint: Path) -> tuple[Path, int]:
     """Flip a bit in the middle of the largest file of a checkpoint; return the file and the number of the bit."""
     files = [path for path in ([checkpoint] if checkpoint.is_file() else checkpoint.rglob("*")) if path.is_file()]
     largest = max((path for path in files if ".resil" not in path.parts), key=lambda path: path.stat().st_size)
-    with open(largest, "r+b") as file:
-        middle = largest.stat().st_size // 2
-        file.seek(middle)
-        (byte,) = file.read(1)
-        file.seek(middle)
-        file.write(bytes([byte ^ 1]))
-    return largest, 8 * middle
+    return largest, 8 * flip_bit(largest)
 
 
 def judge(seen: Seen, facts: Facts) -> Judgement:

@@ -329,3 +329,14 @@ def _differences(was: bytes, now: bytes) -> Iterator[tuple[int, int]]:
                 begin, end = at if begin < 0 else begin, at + 1
     if begin >= 0:
         yield begin, end
+
+
+def flip_bit(path: Path) -> int:
+    """Flip the lowest bit in the middle of a file, in place, as a failing disk does. Return which byte's."""
+    with open(path, "r+b") as file:
+        middle = file.seek(0, os.SEEK_END) // 2
+        file.seek(middle)
+        (byte,) = file.read(1)
+        file.seek(middle)
+        file.write(bytes([byte ^ 1]))
+    return middle
