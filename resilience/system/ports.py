@@ -28,8 +28,14 @@ class SystemClock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep. Return at once for a negative duration."""
-        time.sleep(max(0.0, seconds))
+        """Sleep. Return at once for a negative duration.
+
+        A second at a time: Python runs the handler of a signal that arrives just before time.sleep's system call only
+        after it, which for a live view of an hour is never.
+        """
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 1.0))
 
 
 def iso_time(seconds: float) -> str:

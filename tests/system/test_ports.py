@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
@@ -90,6 +92,31 @@ def test_the_system_clock_goes_with_the_machines() -> None:
     first = clock.monotonic()
     clock.sleep(0.01)
     assert clock.monotonic() - first >= 0.01
+
+
+class Heard(Exception):
+    pass
+
+
+def test_a_signal_that_arrives_just_before_the_sleep_is_heard_during_it() -> None:
+    """The signal goes to another thread, so that nothing interrupts the system call: as if it had come before."""
+
+    def hear(number: int, frame: object) -> None:
+        raise Heard
+
+    before = signal.signal(signal.SIGUSR1, hear)
+    other = threading.Timer(0.3, signal.raise_signal, [signal.SIGUSR1])
+    other.start()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    start = time.monotonic()
+    try:
+        with pytest.raises(Heard):
+            SystemClock().sleep(60)
+        assert time.monotonic() - start < 50
+    finally:
+        other.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_negative_sleep_returns_at_once() -> None:
