@@ -11,6 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 WORKERS ?= 8
+# A process of the tests that dies fails the run; with another one in its place, pytest-xdist 3.8 waits for ever.
+PYTEST := $(BIN)/python -m pytest --dist loadgroup --max-worker-restart 0 -q
 SLURM_RELEASE ?= /var/cache/resil/slurm-trixie
 
 demo:
@@ -20,7 +22,7 @@ demo:
 # make test WITH=frameworks: the tests of tests/integrations as well. WITH=trackers, WITH=browser: others.
 test:
 	@$(MAKE) -j4 --output-sync=target --no-print-directory lint packages compiled $(WITH)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q
+	$(PYTEST) -n $(WORKERS)
 	@scripts/other-pythons
 
 packages:
@@ -47,7 +49,7 @@ frameworks: environment
 	@scripts/frameworks
 
 quick: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -q --quick
+	$(PYTEST) -n 2 --quick
 
 lint: environment
 	$(BIN)/ruff check .
@@ -64,7 +66,7 @@ releases:
 	@scripts/environment dev
 	@scripts/system-packages --accounting
 	@scripts/slurm-release $(SLURM_RELEASE)
-	RESIL_TEST_SLURM=$(SLURM_RELEASE) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q tests/slurm
+	RESIL_TEST_SLURM=$(SLURM_RELEASE) $(PYTEST) -n $(WORKERS) tests/slurm
 
 coverage:
 	@scripts/environment dev
