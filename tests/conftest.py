@@ -22,8 +22,9 @@ from tests.lab.canary import (  # noqa: F401 - a secret is planted in the whole 
 from tests.lab.leftovers import Look, marked, shared
 
 # A busy machine is no failure. The examples are the same in each run, so that what chance finds stops nobody else;
-# the long campaigns draw new ones.
-settings.register_profile("resil", deadline=None, derandomize="RESIL_SOAK" not in os.environ)
+# the long campaigns draw new ones, and twice as many.
+IS_SOAK = "RESIL_SOAK" in os.environ
+settings.register_profile("resil", deadline=None, derandomize=not IS_SOAK, max_examples=100 if IS_SOAK else 50)
 settings.load_profile("resil")
 
 # A shell's background job ignores SIGINT, and so would all that tests start and interrupt.

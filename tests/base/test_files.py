@@ -81,7 +81,6 @@ ODD_FILES = {
 }
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("odd", ODD_FILES.values(), ids=ODD_FILES)
 def test_anything_else_is_an_error_at_once(tmp_path: Path, odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -93,7 +93,6 @@ def test_patience_is_the_settings_or_the_scheduler_s_own(project: Project) -> No
     assert late_notice(replace(project, loaded=project.loaded._replace(settings=strict)))
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("harm", ["", "{", "[]", '{"time": "x", "expected": 1}', "fifo", "directory", "link"])
 def test_damage_costs_the_notice_and_nothing_else(project: Project, harm: str) -> None:
     path = project.loaded.state_dir / ".cron" / "heartbeat"

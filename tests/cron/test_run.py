@@ -273,6 +273,7 @@ def test_a_project_that_was_moved_is_said_and_nothing_is_made_in_its_old_place(t
     context, state = CronContext(tmp_path, settings='ping_url = "https://localhost:9/"'), tmp_path / "state"
     context.drop("cron.minutely/a")
     _run(context, 90)
+    wait_until(lambda: context.cron.state.book.active() == [])  # what still runs writes its end where it began
     before, said = context.ran(), list[str]()
     context.home.rename(tmp_path / "moved")
     state.rename(tmp_path / "moved" / "state")

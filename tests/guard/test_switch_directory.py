@@ -96,7 +96,6 @@ def put(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             server.bind(path.name)
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("owners", ["", "owner", "group", "any"])
 @pytest.mark.parametrize(
     ("kind", "word"),
@@ -355,7 +354,6 @@ def test_a_switch_is_accepted_without_reason_and_owners_name_if_the_python_insta
     assert found.switch.who == str(os.geteuid()) or "pwd" not in gone
 
 
-@pytest.mark.timeout(20)
 def test_a_directory_service_that_does_not_answer_holds_no_switch_up(
     run: Path, kill: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ SOAK = (
     pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="minutes of processor time: set RESIL_SOAK=1"),
 )
 FORMS = [
-    pytest.param("pytorch-thread", marks=needs("torch")),
+    pytest.param("pytorch-thread", marks=(needs("torch"), *SOAK)),
     pytest.param("pytorch-process", marks=(needs("torch"), *SOAK)),
     pytest.param("lightning", marks=(needs("torch", "lightning"), *SOAK)),
     pytest.param("jax", marks=(needs("jax", "orbax.checkpoint"), *SOAK)),

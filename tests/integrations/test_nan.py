@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+
+import pytest
 
 from tests.integrations.launched import HERE, Launched, needs
 
@@ -16,6 +19,8 @@ exit $code
 """
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="minutes of processor time: set RESIL_SOAK=1")
 def test_one_rank_of_two_has_the_nan_and_both_are_told(launched: Launched) -> None:
     training = [sys.executable, str(HERE / "nan_training.py"), str(launched.directory), "60", "35", "1"]
     launched.launch(["bash", "-c", RANKS, "ranks", *training])

@@ -64,6 +64,8 @@ def test_a_kill_switch_stops_all_ranks_at_one_step_and_the_next_attempt_loses_no
         assert launched.last(rank, "left") | {"step": stop + 40, "exit_code": 0} == launched.last(rank, "left")
 
 
+@SOAK[0]
+@SOAK[1]
 def test_a_signal_to_one_worker_stops_all_at_one_step(launched: Launched) -> None:
     launched.launch(command(2, launched.directory))
     launched.until_step(21, 2)
@@ -83,6 +85,8 @@ def test_sigterm_to_torchrun_is_forwarded_and_saves_and_stops(launched: Launched
     assert "SIGTERM" in launched.last(0, "stop")["why"]
 
 
+@SOAK[0]
+@SOAK[1]
 def test_no_rank_leaves_while_another_saves_because_torchrun_would_end_that_one(launched: Launched) -> None:
     launched.launch(command(2, launched.directory), SAVE_S="3")
     launched.until_step(21, 2)

@@ -129,22 +129,14 @@ def test_one_of_two_ranks(batch: Batch, disk: Path, form: str, fault: str) -> No
 
 # ---- the same with frameworks ---------------------------------------------------------------------------------------
 
-IN_CI = {("lightning", "save raises")}
-"""The others take half an hour of CPU time: torch is imported a hundred times."""
 LIBRARIES = {"lightning": ["lightning"], "transformers": ["transformers", "accelerate"], "accelerate": ["accelerate"]}
 
 
-def framework_cases(in_ci: set[tuple[str, str]]) -> list[Any]:
-    soak = pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="minutes of processor time: set RESIL_SOAK=1")
-    return [
-        pytest.param(
-            form,
-            fault,
-            marks=[needs("torch", *libraries), *(() if (form, fault) in in_ci else (pytest.mark.soak, soak))],
-        )
-        for form, libraries in LIBRARIES.items()
-        for fault in ENDS
-    ]
+FRAMEWORK_CASES = [
+    pytest.param(form, fault, marks=needs("torch", *libraries))
+    for form, libraries in LIBRARIES.items()
+    for fault in ENDS
+]
 
 
 def newest_step(disk: Path) -> int:
@@ -169,7 +161,9 @@ def run(batch: Batch, command: str, job: int = 7, **environment: str) -> Script:
     return script
 
 
-@pytest.mark.parametrize(("form", "fault"), framework_cases(IN_CI))
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half an hour of processor time: set RESIL_SOAK=1")
+@pytest.mark.parametrize(("form", "fault"), FRAMEWORK_CASES)
 def test_one_process_of_a_framework(batch: Batch, tmp_path: Path, form: str, fault: str) -> None:
     expected = ENDS[fault]
     with small_disk(tmp_path / "disk", "4m") as disk:
@@ -195,7 +189,9 @@ def test_one_process_of_a_framework(batch: Batch, tmp_path: Path, form: str, fau
         assert begun == [0, stopped]
 
 
-@pytest.mark.parametrize(("form", "fault"), framework_cases(set()))
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half an hour of processor time: set RESIL_SOAK=1")
+@pytest.mark.parametrize(("form", "fault"), FRAMEWORK_CASES)
 def test_one_of_two_ranks_of_a_framework_under_torchrun(batch: Batch, tmp_path: Path, form: str, fault: str) -> None:
     """In these frameworks rank 0 saves, while rank 1 waits for it in a barrier; a step may fail on either."""
     expected = ENDS[fault]

@@ -161,7 +161,6 @@ def test_a_switch_copied_from_another_run_is_named_and_not_obeyed(run: RunDirect
     assert thrown(run).honoured
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "directory", "socket"])
 @pytest.mark.parametrize("policy", OwnerPolicy)
 def test_anything_but_a_regular_file_is_named_and_not_obeyed(

@@ -12,6 +12,7 @@ those with one may end a few seconds later than they do.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ pytestmark = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed: pip install torch (extra `torch`)"
 )
 SAVE_S, SAVE_EVERY, LATER_S = 2, 40, 15
+IS_SOAK = os.environ.get("RESIL_SOAK") == "1"
+SOAK = pytest.mark.skipif(not IS_SOAK, reason="takes minutes: set RESIL_SOAK=1")
 SAVES: dict[str, Any] = {"every": 20, "save_s": 0.3, "sbatch": 'exclude = "n3,n4"'}
 # argv: guard or plain; a fault in the second save of the first attempt, or none; the directory of the checkpoints.
 TRAINING = """\
@@ -266,12 +269,13 @@ def stage() -> Iterator[Stage]:
         figures = f"SAVE_S, SAVE_EVERY = {SAVE_S}, {SAVE_EVERY}\n"
         (cluster.shared / "train.py").write_text(figures + TRAINING)
         stage = Stage(cluster, {})
-        stage.begin("preempted", array=1, sbatch='nodelist = "n3,n4"')
         stage.begin("full", "full", checkpoints=disks[0])
-        stage.begin("hangs", "hang")
-        stage.begin("dies", "die")
         stage.begin("full-plain", "full", "plain", disks[1], array=1)
-        stage.begin("dies-plain", "die", "plain", array=1)
+        if IS_SOAK:
+            stage.begin("preempted", array=1, sbatch='nodelist = "n3,n4"')
+            stage.begin("hangs", "hang")
+            stage.begin("dies", "die")
+            stage.begin("dies-plain", "die", "plain", array=1)
         yield stage
 
 
@@ -282,6 +286,8 @@ def until_saves(story: Story) -> None:
     until(lambda: story.trained() % SAVE_EVERY in range(1, 10), what)
 
 
+@pytest.mark.soak
+@SOAK
 def test_another_job_takes_the_node_while_a_save_is_in_flight(stage: Stage) -> None:
     story = stage.stories["preempted"]
     until_saves(story)
@@ -304,6 +310,8 @@ def test_a_disk_that_fills_up_in_the_save(stage: Stage) -> None:
     story.check_next()
 
 
+@pytest.mark.soak
+@SOAK
 def test_a_rank_that_dies_in_the_save(stage: Stage) -> None:
     story, plain = stage.stories["dies"], stage.stories["dies-plain"]
     assert story.end_s() <= plain.end_s() + LATER_S
@@ -313,6 +321,8 @@ def test_a_rank_that_dies_in_the_save(stage: Stage) -> None:
     story.check_next()
 
 
+@pytest.mark.soak
+@SOAK
 def test_a_save_that_hangs(stage: Stage) -> None:
     """It is cut off when the time for the way out is over, and that is no stop on purpose."""
     story = stage.stories["hangs"]
@@ -322,9 +332,11 @@ def test_a_save_that_hangs(stage: Stage) -> None:
     assert story.on_disk() == SAVE_EVERY
 
 
-def test_a_store_under_the_kill_switch_a_flipped_bit_and_the_time_limit(stage: Stage) -> None:
-    """Both come while a save is in flight. Each attempt begins with the newest checkpoint that verifies."""
-    story = StoreRun(stage.cluster, "store")
+@pytest.mark.parametrize("is_long", [False, pytest.param(True, marks=(pytest.mark.soak, SOAK))])
+def test_a_store_under_the_kill_switch_a_flipped_bit_and_the_time_limit(stage: Stage, is_long: bool) -> None:
+    """The kill switch, and then the time limit, come while a save is in flight. Each attempt begins with the newest
+    checkpoint that verifies."""
+    story = StoreRun(stage.cluster, "store-long" if is_long else "store")
     story.configure(last=10**6, **SAVES)
     story.submit()
     with story.in_a_save(1):
@@ -339,24 +351,28 @@ def test_a_store_under_the_kill_switch_a_flipped_bit_and_the_time_limit(stage: S
     assert flipped == f"step-{stopped:08d}"
     before = story.store.checkpoints()[-2]
     story.ask("clear")
+    if not is_long:
+        story.configure(last=before.step + 300, **SAVES)
     story.submit()
-    with story.in_a_save(2):
-        assert story.store.bad() == [flipped]
-        assert story.begins() == [0, before.step], story.log
-        why = story.told("ckpt", "show", flipped)["set_aside"]
-        assert why["file"] == file and why["expected"] != why["found"] and why["expected"] in story.log
-        alerts = story.resil("watch", "--all")
-        assert alerts.returncode == 1 and flipped in alerts.stdout and file in alerts.stdout, alerts
-        stage.cluster.run(["scontrol", "update", f"jobid={story.job}", "EndTime=now+20"], story.user, check=True)
-    end = story.until_end(2)
-    assert (end["end"], end["exit_code"]) == ("stopped", 75), story.log
-    stopped = story.check_told(2)
-
-    story.configure(last=stopped + 10, **SAVES)
-    story.submit()
-    assert story.until_end(3)["end"] == "finished", story.log
-    assert story.begins()[2:] == [stopped]
-    assert story.check_told(3) == story.trained()
+    story.until(lambda: story.of(2, "checkpoint"), "a checkpoint of the second attempt")
+    assert story.store.bad() == [flipped]
+    assert story.begins() == [0, before.step], story.log
+    why = story.told("ckpt", "show", flipped)["set_aside"]
+    assert why["file"] == file and why["expected"] != why["found"] and why["expected"] in story.log
+    alerts = story.resil("watch", "--all")
+    assert alerts.returncode == 1 and flipped in alerts.stdout and file in alerts.stdout, alerts
+    if is_long:
+        with story.in_a_save(2):
+            stage.cluster.run(["scontrol", "update", f"jobid={story.job}", "EndTime=now+20"], story.user, check=True)
+        end = story.until_end(2)
+        assert (end["end"], end["exit_code"]) == ("stopped", 75), story.log
+        stopped = story.check_told(2)
+        story.configure(last=stopped + 10, **SAVES)
+        story.submit()
+    last = 3 if is_long else 2
+    assert story.until_end(last)["end"] == "finished", story.log
+    assert story.begins()[2:] == ([stopped] if is_long else [])
+    assert story.check_told(last) == story.trained()
     (deep,) = story.told("ckpt", "verify", "--deep")["checkpoints"]
     assert (deep["name"], deep["level"], deep["is_good"]) == (story.newest().name, "digest", True), deep
     assert story.store.bad() == [flipped]

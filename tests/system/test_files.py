@@ -384,7 +384,6 @@ def test_a_fifo_in_a_journals_place_does_not_block_its_reader(tmp_path: Path) ->
 # ---- read_regular
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("kind", ODD_FILES)
 def test_anything_but_a_regular_file_is_refused_without_waiting(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -139,6 +139,22 @@ LARGE: dict[str, dict[str, Any]] = {
 }
 
 
+LONG_SEARCH = (
+    pytest.mark.soak,
+    pytest.mark.skipif(os.environ.get("RESIL_SOAK") != "1", reason="a long search: set RESIL_SOAK=1"),
+)
+# Searches of seconds whose faults a shorter one, or one with more faults at once, has too.
+COVERED = {
+    "save and stop at once", "a connection breaks while a save is in flight", "a rank is restarted",
+    "rank 0 is restarted", "one of three is too slow",
+}  # fmt: skip
+
+
+def titles(cases: Iterable[str]) -> list[Any]:
+    """Name the cases to run: those that others cover are run by hand."""
+    return [pytest.param(one, marks=LONG_SEARCH if one in COVERED else ()) for one in cases]
+
+
 def search(title: str, case: Case, most_states: int = 200_000) -> None:
     seen = explore(case, most_states)
     print(f"{title}: {seen.states:,} states, {seen.moves:,} moves, {seen.ends} ends, whole: {seen.whole}")
@@ -146,17 +162,17 @@ def search(title: str, case: Case, most_states: int = 200_000) -> None:
     assert seen.obeyed, "nothing was ever decided: the search shows nothing"
 
 
-@pytest.mark.parametrize("title", FINE)
+@pytest.mark.parametrize("title", titles(FINE))
 def test_two_ranks_agree_in_every_order_of_their_threads_and_messages(title: str) -> None:
     search(title, Case(ranks=2, fine=True, **FINE[title]))
 
 
-@pytest.mark.parametrize("title", FAULTS)
+@pytest.mark.parametrize("title", titles(FAULTS))
 def test_two_ranks_agree_whenever_a_fault_comes(title: str) -> None:
     search(title, Case(ranks=2, **FAULTS[title]))
 
 
-@pytest.mark.parametrize("title", THREE)
+@pytest.mark.parametrize("title", titles(THREE))
 def test_three_ranks_agree_in_every_order(title: str) -> None:
     search(title, Case(ranks=3, prompt=True, **THREE[title]))
 
@@ -197,7 +213,7 @@ def test_ranks_agree_on_random_ways_through_larger_worlds(title: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(os.environ.get("RESIL_SOAK") != "1", reason="a long search: set RESIL_SOAK=1")
+@LONG_SEARCH[1]
 @pytest.mark.parametrize("title", LARGE)
 def test_the_larger_searches_find_nothing_either(title: str) -> None:
     seen = explore(Case(**LARGE[title]), 1_500_000)
@@ -205,6 +221,8 @@ def test_the_larger_searches_find_nothing_either(title: str) -> None:
     assert seen.obeyed or seen.told
 
 
+@pytest.mark.soak
+@LONG_SEARCH[1]
 def test_ranks_that_resume_while_a_round_is_open_agree() -> None:
     search("resume", Case(**RESUME))
 

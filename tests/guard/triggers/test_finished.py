@@ -38,7 +38,6 @@ def test_it_looks_at_the_start_only(run: Path, trigger: FinishedRun) -> None:
     assert trigger.poll() is None
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize(
     ("kind", "word"), [("fifo", "a FIFO"), ("directory", "a directory"), ("link", "a symbolic link")]
 )

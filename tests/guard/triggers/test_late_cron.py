@@ -137,7 +137,6 @@ def test_a_damaged_sign_of_life_says_nothing_and_harms_nobody(stage: Stage, cont
     assert stage.events() == []
 
 
-@pytest.mark.timeout(30)
 def test_a_fifo_in_its_place_blocks_nobody(stage: Stage) -> None:
     stage.cron.mkdir()
     os.mkfifo(stage.cron / "heartbeat")

@@ -92,7 +92,6 @@ def test_our_own_batch_shells_end_is_no_reason_to_lose_the_last_steps(bench: Ben
 
 
 @pytest.mark.parametrize("kind", ["empty", "garbage", "fifo", "directory", "dangling link"])
-@pytest.mark.timeout(10)
 def test_what_is_no_attempt_yet_is_probed_again(bench: Bench, kind: str) -> None:
     """Where there are no hard links the file is there before its content."""
     path = bench.attempts / "0004"
