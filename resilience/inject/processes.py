@@ -29,6 +29,8 @@ _OWN = re.compile(
     r"|resil-mirror|resilience\.guard\.heartbeat"
 )
 """Command lines of helpers beside a training, which are no ranks."""
+_PLACE = ("SLURM_CONF", "SLURMD_NODENAME")
+"""Variables that all processes of a job on a node share: test clusters have several slurmds on one host."""
 _NO_STEP = 2**32 - 16
 """SLURM's numbers of the batch script and of interactive steps are above it."""
 
@@ -59,6 +61,8 @@ def of_job(job: str) -> list[Process]:
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208
         with suppress(OSError):
             environ = _environ(pid)
+            if is_elsewhere(environ, os.environ):
+                continue
             if environ.get("SLURM_JOB_ID") == job and os.stat(f"/proc/{pid}").st_uid == os.geteuid():  # noqa: PTH116
                 found.append(_process(pid, environ))
                 if "LOCAL_RANK" in environ:
@@ -67,6 +71,11 @@ def of_job(job: str) -> list[Process]:
         found = [one if one.pid in workers else one._replace(rank=-1) for one in found]
     own = {os.getpid()}
     return [one for one in found if one.ticks and is_alive(one.pid) and not _is_below(one, own)]
+
+
+def is_elsewhere(environ: Mapping[str, str], own: Mapping[str, str]) -> bool:
+    """Return whether a process is of another cluster or node, whose slurmd is on this host as well. Pure."""
+    return any(own.get(name, here) != here for name in _PLACE if (here := environ.get(name)))
 
 
 def _is_below(one: Process, own: set[int]) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from resilience.errors import ProbeError, UsageError
 from resilience.inject import Plan, signals
 from resilience.inject.faults import clock, exit, hang, kill, leak, oom, scheduler, slow, stop
-from resilience.inject.processes import Process, is_helper, ranks_in, tree_of
+from resilience.inject.processes import Process, is_elsewhere, is_helper, ranks_in, tree_of
 from resilience.inject.targets import TargetSettings
 from resilience.job import JobState, Liveness
 
@@ -133,6 +133,13 @@ def test_a_scheduler_is_broken_for_all_calls_for_resil_alone_or_really() -> None
 def test_what_a_scheduler_cannot_suffer_is_refused(fault: str, more: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         plan_scheduler(fault, **more)
+
+
+def test_processes_of_other_clusters_and_nodes_on_the_same_host_are_not_the_jobs() -> None:
+    here = {"SLURM_CONF": "/etc/a/slurm.conf", "SLURMD_NODENAME": "n1"}
+    assert not any(is_elsewhere(environ, here) for environ in (here, {}, {"SLURMD_NODENAME": "n1"}))
+    others = ({"SLURM_CONF": "/etc/b/slurm.conf"}, {"SLURMD_NODENAME": "n2"})
+    assert all(is_elsewhere(here | other, here) and not is_elsewhere(here | other, {}) for other in others)
 
 
 def test_ranks_are_the_topmost_processes_and_helpers_are_none() -> None:
