@@ -33,7 +33,7 @@ class Facts:
         resumed: for each attempt, the step at which each of its ranks began.
         stepped: attempt, step, time and loss of each step of rank 0, in the order of the file.
         saved: attempt and step of each committed checkpoint.
-        corrupted: the steps at which the guard found silent corruption.
+        corrupted: the steps at which the guard found silent corruption, and its verdicts.
         damaged: the steps whose checkpoint the night has damaged, with the attempt before.
         messages: what the channel has sent, in order.
         incidents: as the ledger has them.
@@ -52,7 +52,7 @@ class Facts:
     resumed: Mapping[int, tuple[int, ...]]
     stepped: tuple[tuple[int, int, float, str], ...]
     saved: tuple[tuple[int, int], ...]
-    corrupted: tuple[int, ...] = ()
+    corrupted: tuple[tuple[int, str], ...] = ()
     damaged: tuple[tuple[int, int], ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
     incidents: tuple[Mapping[str, Any], ...] = ()
@@ -104,11 +104,12 @@ def _faults(facts: Facts) -> Iterator[str]:
             yield f"{fault} never came"
         if any(step != fault.step for step, _ in times):
             yield f"{fault} came at another step: {times}"
-        if times and fault.of.corrupts and not any(fault.step <= step <= fault.step + 10 for step in facts.corrupted):
-            yield f"nobody found {fault}"
+        verdicts = {verdict for step, verdict in facts.corrupted if fault.step <= step <= fault.step + 10}
+        if times and fault.of.corrupts and verdicts != {fault.of.corrupts}:
+            yield f"{', '.join(verdicts) or 'nothing'} was found at {fault}"
     bad = [fault for fault in facts.night.faults if fault.of.corrupts]
-    if len(set(facts.corrupted)) > len(bad):
-        yield f"silent corruption was found at the steps {sorted(set(facts.corrupted))}"
+    if len(found := {step for step, _ in facts.corrupted}) > len(bad):
+        yield f"silent corruption was found at the steps {sorted(found)}"
 
 
 def _faults_of(facts: Facts) -> dict[int, list[Fault]]:
@@ -117,7 +118,8 @@ def _faults_of(facts: Facts) -> dict[int, list[Fault]]:
     for fault in facts.night.faults:
         came = {attempt for _, attempt in facts.met.get(fault.number, ())}
         for one in facts.attempts:
-            lasts = fault.of.holds and one.number - 1 in came and one.failure in fault.of.classes
+            may_last = fault.of.holds or fault.of.lingers
+            lasts = may_last and one.number - 1 in came and one.failure in fault.of.classes
             if one.number in came or lasts:
                 came.add(one.number)
                 found[one.number].append(fault)
@@ -159,10 +161,11 @@ def _steps(facts: Facts) -> Iterator[str]:
 
 
 def _diverged(facts: Facts) -> dict[int, int]:
-    """The attempts whose state was ruined, by other weights on one rank or by NaN, and from which step on."""
-    ruins = [fault for fault in facts.night.faults if fault.kind in ("replica", "nan")]
-    came = [(fault, facts.met.get(fault.number, ())) for fault in ruins]
-    return {attempt: fault.step for fault, times in came for _, attempt in times}
+    """The attempts whose state was ruined, by other weights on one rank or by NaN, and from which step on: the step
+    before, if a replay was wrong as well."""
+    ruins = {"replica": 0, "nan": 0, "unstable": 1, "repeated": 1}
+    came = [(fault, facts.met.get(fault.number, ())) for fault in facts.night.faults if fault.kind in ruins]
+    return {attempt: fault.step - ruins[fault.kind] for fault, times in came for _, attempt in times}
 
 
 def _resumes(facts: Facts) -> Iterator[str]:

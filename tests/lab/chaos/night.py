@@ -4,6 +4,8 @@ person where one is needed, and collects the facts."""
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import shutil
 import threading
 import time
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.checkpoints.names import parse_committed
+from resilience.inject.files import mounting
 from resilience.system.files import read_lines
 from tests.lab.chaos import training
 from tests.lab.chaos.acts import ACTS, person
@@ -29,7 +32,10 @@ def live(cluster: Cluster, disk: Path, night: Night, given_up: threading.Event) 
     make_read_only(disk, False)
     for entry in disk.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    mounts = _mounts(cluster)
+    owner = pwd.getpwnam("root" if night.is_roots else cluster.users[0])
+    os.chown(disk, owner.pw_uid, owner.pw_gid)
+    cluster.home("root").mkdir(exist_ok=True)
+    mounts = _mounts(cluster, disk)
     with webhook() as (url, messages):
         run = ChaosRun(cluster, f"night-{night.seed}", night=night, disk=disk, url=url, messages=messages)
         run.given_up = given_up
@@ -40,13 +46,16 @@ def live(cluster: Cluster, disk: Path, night: Night, given_up: threading.Event) 
                 _go_through(run)
             except Exception as error:  # whatever it is, the injections are ended
                 waited = str(error) if isinstance(error, (Waited, TimeoutError)) else repr(error)
-        left = run.end_injections() + _left_running(run) + [f"mount {line}" for line in _mounts(cluster) - mounts]
+        left = run.end_injections() + _left_running(run) + [f"mount {line}" for line in _mounts(cluster, disk) - mounts]
         return _collect(run, waited, left), run
 
 
-def _mounts(cluster: Cluster) -> set[str]:
-    """The mounts below the cluster's directory."""
-    return {line for line in Path("/proc/self/mounts").read_text().splitlines() if str(cluster.root) in line}
+def _mounts(cluster: Cluster, disk: Path) -> set[str]:
+    """The mounts below the cluster's directory and on the disk, here and, of faults, where the nodes' jobs run."""
+    here = Path("/proc/self/mounts").read_text().splitlines()
+    nodes = [Path(f"/proc/{cluster.daemon(node).pid}/mounts").read_text().splitlines() for node in cluster.nodes]
+    faults = {line for lines in nodes for line in lines if mounting.TYPE in line and str(disk) in line}
+    return faults | {line for line in here if str(cluster.root) in line or str(disk) in line}
 
 
 def _go_through(run: ChaosRun) -> None:
@@ -94,7 +103,7 @@ def _left_running(run: ChaosRun) -> list[str]:
         except OSError:
             continue
     shown += [f"job {row}" for row in run.queued if "JobHeldUser" not in row]
-    shown += [f"file {path}" for path in run.project.rglob("*.tmp")]
+    shown += [f"file {path}" for name in ("*.tmp", "*.bin") for path in run.project.rglob(name)]
     return shown
 
 
@@ -126,7 +135,7 @@ def _collect(run: ChaosRun, waited: str, left: list[str]) -> Facts:
         saved=tuple(
             (one["attempt"], parse_committed(one["name"]) or 0) for one in journals if one["event"] == "checkpoint"
         ),
-        corrupted=tuple(one["step"] for one in journals if one["event"] == "sdc"),
+        corrupted=tuple((one["step"], one["verdict"]) for one in journals if one["event"] == "sdc"),
         damaged=tuple(run.damaged),
         messages=tuple(run.messages),
         incidents=tuple(run.incidents()),

@@ -26,7 +26,7 @@ PATIENCE_S = 240.0
 SETTINGS = """\
 [run]
 name = "{name}"
-command = "python train.py"
+command = "{before}python train.py"
 template = "srun"
 allow_inject = true
 [act]
@@ -149,11 +149,16 @@ class ChaosRun(TrainingRun):
     mends: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     damaged: list[tuple[int, int]] = field(default_factory=list)
 
+    @property
+    def user(self) -> str:
+        return "root" if self.night.is_roots else super().user
+
     def start(self) -> None:
         self.cluster.run(["mkdir", str(self.project)], self.user, check=True)
         self.cluster.run(["ln", "-s", str(self.disk), "checkpoints"], self.user, self.project, check=True)
         tasks = training.WORLD // NODES
         words = {"name": self.name, "url": self.url, "nodes": NODES, "tasks": tasks, "array": ARRAY, "kept": KEPT}
+        words["before"] = "resil inject preload -- " if self.night.is_preloaded else ""
         self.write("resil.toml", SETTINGS.format(**words))
         self.write("train.py", Path(training.__file__).read_text())
         faults = [vars(fault) for fault in self.night.faults]

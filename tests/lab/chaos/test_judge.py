@@ -73,8 +73,10 @@ WRONG: dict[str, tuple[Facts, dict[str, Any], str]] = {
     "ranks apart": (WELL, {"resumed": {**WELL.resumed, 2: (10, 10, 0, 10)}}, "the ranks of attempt 2 began at"),
     "a checkpoint lost": (WELL, {"saved": (*WELL.saved, (3, 30))}, "attempt 4 began at step 20, and the newest good"),
     "a damaged one used": (WELL, {"damaged": ((3, 20),)}, "attempt 4 began at step 20, and the newest good"),
-    "corruption unseen": (replace(WELL, night=CORRUPT), {}, "nobody found gradient at 13 on rank 2"),
-    "corruption imagined": (WELL, {"corrupted": (5,)}, "silent corruption was found at the steps [5]"),
+    "corruption unseen": (replace(WELL, night=CORRUPT), {}, "nothing was found at gradient at 13 on rank 2"),
+    "corruption imagined": (WELL, {"corrupted": ((5, "transient"),)}, "silent corruption was found at the steps [5]"),
+    "corruption misjudged": (
+        replace(WELL, night=CORRUPT), {"corrupted": ((13, "unstable"),)}, "unstable was found at gradient"),
     "told twice": (WELL, {"messages": (TOLD, TOLD, RESOLVED)}, "CRITICAL of incident abcdef01 (breaker-open) was"),
     "told as another": (WELL, {"messages": (*WELL.messages, AGAIN)}, "2 incidents were told of one thing: it is open"),
     "its end told twice": (WELL, {"messages": (TOLD, RESOLVED, RESOLVED)}, "RESOLVED of incident abcdef01"),
@@ -105,7 +107,7 @@ def test_each_step_has_the_loss_that_it_had_before() -> None:
 
 def test_what_a_rank_with_other_weights_has_saved_is_not_good() -> None:
     diverged = Night(1, (KILL, replace(FULL, kind="replica", step=19)), 45)
-    facts = replace(WELL, night=diverged, met={0: ((13, 1),), 1: ((19, 2),)}, corrupted=(20,), attempts=(
+    facts = replace(WELL, night=diverged, met={0: ((13, 1),), 1: ((19, 2),)}, corrupted=((20, "replica"),), attempts=(
         Attempt(1, "killed"), Attempt(2, "nan_loss"), Attempt(3, "finished")), messages=(TOLD, RESOLVED),
         stepped=tuple(one for one in STEPPED if one[0] < 3) + tuple((3, step, 9e9, "x") for step in range(11, 46)),
         resumed={1: (0,) * 4, 2: (10,) * 4, 3: (10,) * 4}, saved=((1, 10), (2, 20), (3, 45)))  # fmt: skip

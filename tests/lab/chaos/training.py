@@ -16,11 +16,12 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 WORLD, WIDTH, PADDING, PACE_S = 4, 8, 2**16, 0.05
-LATE = frozenset({"batch_shell", "cancel", "requeue", "walltime"})
+LATE = frozenset({"batch_shell", "cancel", "kill_node", "requeue", "walltime"})
 """Faults that end the attempt some steps later: it makes these slowly, so as not to come to the next fault."""
 WAIT_S, DURABLE_S = 120.0, 20.0
 """For ranks that start late on a busy machine."""
@@ -155,7 +156,7 @@ class Faults:
     def __init__(self, rank: int, plan: dict[str, Any]) -> None:
         self.faults = [fault for fault in plan["faults"] if fault["rank"] == rank]
         self._slow_until, self._slow_s = 0, 0.0
-        self._factor, self._shift = 1.0, 0.0
+        self._wrong: dict[int, list[Callable[[Model, list[float]], list[float]]]] = {}
 
     def meet(self, step: int) -> float | None:
         """Do what the plan has for this step; return a loss instead of the true one, if that is the fault."""
@@ -196,17 +197,33 @@ class Faults:
             raise RuntimeError(word)
 
     def gradient(self, step: int) -> None:
-        self._factor = 1e30
+        self._wrong[step] = [lambda _, mine: [1e30 * one for one in mine]]
+
+    def weight(self, step: int, *values: float) -> None:
+        def damage(value: float, model: Model, mine: list[float]) -> list[float]:
+            model.weights[0] = value
+            return mine
+
+        self._wrong[step] = [partial(damage, value) for value in values or (1e30,)]
+
+    def unstable(self, step: int) -> None:
+        self.weight(step, 1e30, 2e30)
+
+    def repeated(self, step: int) -> None:
+        self.weight(step, 1e30, 1e30)
 
     def replica(self, step: int) -> None:
-        self._shift = 1e-3
+        def shift(model: Model, mine: list[float]) -> list[float]:
+            model.weights[0] += 1e-3
+            return mine
 
-    def corrupted(self, model: Model, mine: list[float]) -> list[float]:
-        """Corrupt this rank's gradient, or its weights, once and without a word."""
-        factor, self._factor = self._factor, 1.0
-        shift, self._shift = self._shift, 0.0
-        model.weights[0] += shift
-        return [factor * one for one in mine]
+        self._wrong[step] = [shift]
+
+    def corrupted(self, step: int, model: Model, mine: list[float]) -> list[float]:
+        """Corrupt this rank's gradient, or its weights, without a word; in the next computation of this step as often
+        as the fault says."""
+        wrong = self._wrong.get(step)
+        return wrong.pop(0)(model, mine) if wrong else mine
 
     def bug(self, step: int) -> NoReturn:
         raise IndexError(f"the tokens of shard {step} are not there")
@@ -216,9 +233,6 @@ class Faults:
 
     def gpu_oom(self, step: int) -> NoReturn:
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB")
-
-    def io_error(self, step: int) -> NoReturn:
-        raise OSError(5, "Input/output error", "/scratch/tokens.bin")
 
     def nan(self, step: int) -> float:
         return float("nan")
@@ -248,7 +262,7 @@ def main() -> int:
         ring, sdc = Ring(rank, f"ring.{attempt}"), guard.sdc(model, group="all")
 
         def train(step: int) -> float:
-            mine = faults.corrupted(model, gradient(model.weights, rank, step))
+            mine = faults.corrupted(step, model, gradient(model.weights, rank, step))
             return model.descend(ring.gather(mine), sdc.check)
 
         while step < last:
