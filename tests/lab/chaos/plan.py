@@ -116,7 +116,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "disk_stays_full": _kind("the disk stays full", "disk_full", holds="disk_full", lasts=True),
     }
 )  # fmt: skip
-DAMAGES = ("altered", "cut")
+DAMAGES = ("altered", "cut", "unstable", "repeated")
+"""They leave no first checkpoint that may be used."""
 HEALED = tuple(name for name, kind in KINDS.items() if not kind.lasts)
 LASTING = tuple(name for name, kind in KINDS.items() if kind.lasts)
 

@@ -108,7 +108,7 @@ def test_each_step_has_the_loss_that_it_had_before() -> None:
 def test_what_a_rank_with_other_weights_has_saved_is_not_good() -> None:
     diverged = Night(1, (KILL, replace(FULL, kind="replica", step=19)), 45)
     facts = replace(WELL, night=diverged, met={0: ((13, 1),), 1: ((19, 2),)}, corrupted=((20, "replica"),), attempts=(
-        Attempt(1, "killed"), Attempt(2, "nan_loss"), Attempt(3, "finished")), messages=(TOLD, RESOLVED),
+        Attempt(1, "killed"), Attempt(2, "unknown"), Attempt(3, "finished")), messages=(TOLD, RESOLVED),
         stepped=tuple(one for one in STEPPED if one[0] < 3) + tuple((3, step, 9e9, "x") for step in range(11, 46)),
         resumed={1: (0,) * 4, 2: (10,) * 4, 3: (10,) * 4}, saved=((1, 10), (2, 20), (3, 45)))  # fmt: skip
     found = judge(facts)
