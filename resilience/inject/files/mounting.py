@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import errno
 import os
 import shutil
 import socket
@@ -20,7 +21,7 @@ TYPE = "fuse.resil"
 """The type of our mounts in /proc/self/mountinfo: `mount -t fuse.resil` lists them."""
 
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
-_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+_MNT_DETACH, _CLONE_NEWNS = 2, 0x20000
 _FUSERMOUNT_S = 20.0
 
 
@@ -56,9 +57,10 @@ def unmount(directory: Path, name: str) -> None:
     if mounted_at(directory, current_mounts(), name) is None:
         return
     if os.geteuid() == 0:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.umount2(os.fsencode(directory), _MNT_DETACH | _UMOUNT_NOFOLLOW) != 0:
-            raise ResilError(f"cannot unmount {directory}: {os.strerror(ctypes.get_errno())}", hint=_by_hand(directory))
+        try:
+            _detach(directory, name)
+        except OSError as error:
+            raise ResilError(f"cannot unmount {directory}: {error.strerror}", hint=_by_hand(directory)) from None
         _unmount_elsewhere(name)
         return
     done = _run([fusermount() or "fusermount3", "-u", "-z", "--", str(directory)])
@@ -124,7 +126,38 @@ def _unmount_elsewhere(name: str) -> None:
                 namespace = os.readlink(process / "ns/mnt")  # noqa: PTH115
                 if mount.type == TYPE and mount.source == name and namespace not in done:
                     done.add(namespace)
-                    _run(["nsenter", "-t", process.name, "-m", "umount", "-l", mount.point])
+                    _detach_in(process / "ns/mnt", Path(mount.point), name)
+
+
+def _detach(directory: Path, name: str, proc: str = "/proc/self") -> None:
+    """Unmount what this process sees there if it is the file system of this name. By a descriptor: by the path another
+    process may have been faster, and the file system below would go. `proc`: this process in /proc."""
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with open(f"{proc}/fdinfo/{descriptor}") as file:
+            number = next(line.split()[1] for line in file if line.startswith("mnt_id:"))
+        with open(f"{proc}/mountinfo") as file:
+            here = parse_mountinfo("".join(line for line in file if line.split()[0] == number))
+        libc = ctypes.CDLL(None, use_errno=True)
+        is_ours = any(mount.type == TYPE and mount.source == name for mount in here)
+        failed = is_ours and libc.umount2(f"{proc}/fd/{descriptor}".encode(), _MNT_DETACH) != 0
+        if failed and (code := ctypes.get_errno()) != errno.EINVAL:  # that is: another process was faster
+            raise OSError(code, os.strerror(code))
+    finally:
+        os.close(descriptor)
+
+
+def _detach_in(namespace: Path, directory: Path, name: str) -> None:
+    """Do that in another mount namespace, by a child: its /proc may be another one."""
+    child = os.fork()
+    if child == 0:
+        with suppress(OSError):
+            own, there = os.open("/proc/self", os.O_PATH), os.open(namespace, os.O_RDONLY)
+            if ctypes.CDLL(None).setns(there, _CLONE_NEWNS) == 0:
+                os.fchdir(own)
+                _detach(directory, name, ".")
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def _run(argv: list[str], *, env: dict[str, str] | None = None, keep: int | None = None) -> str:

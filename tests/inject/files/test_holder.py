@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.inject.files import behaviour, preload
+from resilience.base.mounts import current_mounts
+from resilience.inject.files import behaviour, mounting, preload
 from resilience.inject.files.behaviour import Behaviour
 from tests.inject.files.faulty import faulty, needs_mount
 from tests.inject.files.saving import ALL, error_of, errors, write
@@ -234,3 +235,17 @@ def test_a_fault_is_undone_in_a_mount_namespace_that_was_made_meanwhile(tmp_path
         assert server.guardian.wait(30) == 0, "nothing has the file system any more"
         assert server.name.encode() not in Path(f"/proc/{container.pid}/mountinfo").read_bytes()
         container.communicate(b"\n")
+
+
+@needs_mount
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs, which needs root")
+def test_an_unmount_that_comes_too_late_leaves_the_disk_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_disk(tmp_path / "scratch") as disk:
+        (disk / "real").touch()
+        with faulty(disk, behaviour.stale()) as server:
+            seen = current_mounts()
+            server.undo()
+            with monkeypatch.context() as late:
+                late.setattr(mounting, "current_mounts", lambda: seen)
+                mounting.unmount(disk, server.name)
+        assert (disk / "real").exists()
