@@ -20,7 +20,7 @@ from tests.lab.chaos import training
 from tests.lab.chaos.acts import ACTS, person
 from tests.lab.chaos.judge import Attempt, Facts
 from tests.lab.chaos.plan import Night
-from tests.lab.chaos.run import PATIENCE_S, ChaosRun, Waited, webhook
+from tests.lab.chaos.run import PATIENCE_S, ChaosRun, Waited, is_held, webhook
 from tests.lab.disks import make_read_only
 from tests.lab.slurm.cluster import Cluster
 from tests.lab.slurm.processes import Process, program
@@ -102,7 +102,7 @@ def _left_running(run: ChaosRun) -> list[str]:
             shown.append(f"process {pid} {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
         except OSError:
             continue
-    shown += [f"job {row}" for row in run.queued if "JobHeldUser" not in row]
+    shown += [f"job {row}" for row in run.queued if not is_held(row)]
     shown += [f"file {path}" for name in ("*.tmp", "*.bin") for path in run.project.rglob(name)]
     return shown
 

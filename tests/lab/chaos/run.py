@@ -122,6 +122,11 @@ def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             thread.join()
 
 
+def is_held(row: str) -> bool:
+    """Whether a row of `queued` is a job that is held: JobHeldUser, or JobHeldAdmin if root holds it."""
+    return "JobHeld" in row
+
+
 class Waited(Exception):
     """Something was waited for in vain."""
 
@@ -249,7 +254,7 @@ class ChaosRun(TrainingRun):
     @property
     def is_idle(self) -> bool:
         """Whether nothing of it runs or will: what is queued is held."""
-        return all("JobHeldUser" in row for row in self.queued)
+        return all(is_held(row) for row in self.queued)
 
     @property
     def store(self) -> StoreDirectory:
