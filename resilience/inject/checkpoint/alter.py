@@ -81,7 +81,9 @@ def choose_places(file: Path, output: Path | None, sequence: Path | None, *, in_
             source, source, sequence or (source.with_name(f"{source.name}.undo.json") if word == ALTERED else None)
         )
     if output is None:
-        output = file.with_name(f"{file.stem}.{word}{file.suffix}" if file.stem else f"{file.name}.{word}")
+        named = file if file.name not in ("", "..") else source  # of `.`, beside the directory
+        stem, suffix = (named.stem, named.suffix) if source.is_file() else (named.name, "")
+        output = named.with_name(f"{stem}.{word}{suffix}")
     if os.path.lexists(output):  # the checkpoint itself, too, by any of its names
         raise UsageError(f"{output} exists already", hint="name another file: --output FILE; or say --in-place")
     return Places(source, output.parent.resolve() / output.name, sequence)

@@ -350,17 +350,53 @@ def test_a_part_of_a_distributed_checkpoint_is_not_taken_for_a_checkpoint(tmp_pa
     assert told.value.hint == f"name its directory: {path}"
 
 
-def test_a_distributed_checkpoint_without_a_shard_is_refused(tmp_path: Path) -> None:
-    path = MAKERS["dcp"](tmp_path)
-    (path / "__1_0.distcp").unlink()
-    with pytest.raises((ResilError, FileNotFoundError)):
-        altered(path, tmp_path / "out", attempts=100)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["model"]
-
-
 def test_a_real_full_disk_is_told_and_leaves_no_part(tmp_path: Path) -> None:
     with small_disk(tmp_path / "full", "1m") as full:
         path = safetensors(tmp_path / "m.safetensors", {"w": ("F32", (1000, 500))})
         with pytest.raises(OSError, match="No space left"):
             altered(path, full / "out")
         assert list(full.iterdir()) == []
+
+
+def test_a_checkpoint_may_be_named_by_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = MAKERS["dcp"](tmp_path).rename(tmp_path / "step-1.5")
+    monkeypatch.chdir(path)
+    for word, name in ((ALTERED, "step-1.5.altered"), (RESTORED, "step-1.5.restored")):
+        assert choose_places(Path("."), None, None, in_place=False, word=word).output == tmp_path / name  # noqa: PTH201
+
+
+@pytest.mark.parametrize(("cut", "words"), [(None, "is missing"), (0, "is cut off"), (900, "is cut off")])
+def test_a_distributed_checkpoint_with_a_shard_missing_or_cut_off_is_refused_in_words(
+    tmp_path: Path, cut: int | None, words: str
+) -> None:
+    path = MAKERS["dcp"](tmp_path)
+    shard = path / "__1_0.distcp"
+    shard.unlink() if cut is None else os.truncate(shard, cut)
+    with pytest.raises(CheckpointError, match=rf"model is damaged: __1_0\.distcp, which has a part of \w+, {words}"):
+        altered(path, tmp_path / "out")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["model"]
+
+
+def test_a_disk_that_is_full_while_a_compressed_npz_is_packed_anew_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = npz(tmp_path / "m.npz", compressed=True)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
+    with pytest.raises(OSError, match="No space"):
+        altered(path)
+    assert [one.name for one in tmp_path.iterdir()] == ["m.npz"]
+
+
+def test_bits_that_were_not_stored_are_noticed(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    path = safetensors(tmp_path / "m.safetensors")
+    seen = look(path, AlterationSettings(), 1, None, [])
+    seen = replace(seen, layout=replace(seen.layout, store=lambda copy, changes: None))
+    with pytest.raises(CheckpointError, match="was not stored as planned"):
+        write(choose_places(path, None, None, in_place=False, word=ALTERED), seen, AlterationSettings())
+    assert [one.name for one in tmp_path.iterdir()] == ["m.safetensors"]

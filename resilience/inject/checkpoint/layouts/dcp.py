@@ -53,6 +53,8 @@ def _location(root: Path, name: str, entry: Placeholder, parts: list[tuple[Any, 
         path = root / str(file)
         if not path.resolve().is_relative_to(root.resolve()):
             raise damaged(root / METADATA, f"{name} lies outside of it, in {file}")
+        if not path.is_file() or path.stat().st_size < offset + length:
+            raise damaged(root, f"{file}, which has a part of {name}, is {'cut off' if path.exists() else 'missing'}")
         if read_at(path, offset, 4) != b"PK\3\4":
             return Location(name, None, "a serialization of its own", shape)
         (one,) = read_tensors(path, offset, length, str(file))

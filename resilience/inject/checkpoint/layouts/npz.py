@@ -35,6 +35,8 @@ from resilience.inject.checkpoint.number_types import TYPES
 _MAGIC = b"\x93NUMPY"
 _KINDS = {"f": "float", "i": "int", "u": "uint", "b": "bool", "c": "float"}
 _MOST_HEADER_BYTES = 2**20
+_MOST_UNPACKED_BYTES = 2**30
+"""Of compressed arrays that are kept for the next reads."""
 
 
 def _recognizes(path: Path, head: bytes) -> bool:
@@ -91,7 +93,7 @@ def _location(
         descr, shape = header["descr"], tuple(map(int, header["shape"]))
         is_fortran = bool(header["fortran_order"])
     except (ValueError, SyntaxError, KeyError, TypeError, struct.error, IndexError, RecursionError) as error:
-        raise damaged(path, f"its array {name}: {error!r}") from None
+        raise damaged(path, f"its array {name} has no readable header ({type(error).__name__})") from None
     if not isinstance(descr, str) or descr[1:2] not in _KINDS:
         return Location(name, None, str(descr), shape)
     width = int(descr[2:] or 0) * 8 // (2 if descr[1] == "c" else 1)
@@ -123,7 +125,8 @@ def _reading(path: Path) -> Iterator[Reader]:
             if not piece.file:
                 return read_plain(location, index)
             if piece.file not in unpacked:
-                unpacked.clear()  # one at a time
+                if sum(map(len, unpacked.values())) > _MOST_UNPACKED_BYTES:
+                    unpacked.clear()
                 unpacked[piece.file] = Archive(path).read(piece.file)
             return from_bytes(unpacked[piece.file][offset : offset + location.type.size], location)
 
@@ -148,14 +151,17 @@ def _store(path: Path, changes: Sequence[Change]) -> None:
 
 def _pack(path: Path, packed: dict[str, list[tuple[int, bytes]]]) -> None:
     """Write the zip file anew, with other bytes in some members; their times, their order and all else stay."""
-    other = path.with_name(f"{path.name}.packed")
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(other, "w") as new:
-        for info in old.infolist():
-            content = bytearray(old.read(info))
-            for offset, raw in packed.get(info.filename, ()):
-                content[offset : offset + len(raw)] = raw
-            new.writestr(info, bytes(content))
-    other.replace(path)
+    other = path.with_name(f"{path.name.removesuffix('.tmp')}.packed.tmp")
+    try:
+        with zipfile.ZipFile(path) as old, zipfile.ZipFile(other, "w") as new:
+            for info in old.infolist():
+                content = bytearray(old.read(info))
+                for offset, raw in packed.get(info.filename, ()):
+                    content[offset : offset + len(raw)] = raw
+                new.writestr(info, bytes(content))
+        other.replace(path)
+    finally:
+        other.unlink(missing_ok=True)
 
 
 LAYOUT = Layout("npz", _recognizes, _locations, _reading, _store)
