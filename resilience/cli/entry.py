@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
         return _failed(arguments, _internal_error(error))
 
 
-_NEVER_EMPTY = frozenset({"--deadline", "--every", "--timeout", "--jitter", "--ok", "--catch-up"})
+_NEVER_EMPTY = frozenset({"--deadline", "--every", "--timeout", "--jitter", "--ok", "--catch-up", "--bit-mask"})
 
 
 def _reject_empty(arguments: Sequence[str]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from resilience.cli.options import JsonOption
-from resilience.cli.output import clean, paint, print_json, print_table, say
+from resilience.cli.output import clean, handled, paint, print_json, print_table, say
 from resilience.errors import CheckpointError, ResilError, UsageError
 from resilience.messages import plural
+from resilience.system.files import FULL
 
 if TYPE_CHECKING:
     from resilience.inject.checkpoint.alter import Look, Places
@@ -146,19 +149,22 @@ def checkpoint(
         "scaling_factor": scaling_factor, "precision": precision, "integers": integers, "seed": seed,
     }  # fmt: skip
     _check_together(drawing, sequence, undo, list_=list_, mapped=bool(map_), config=config, save=save_sequence)
-    try:
+    with _explained(file, output), handled(_leave, signal.SIGTERM, signal.SIGHUP):
         if list_:
-            _list(file, as_json=as_json)
+            show = _list(file, as_json=as_json)
         elif undo is not None:
-            _undo(file, output, undo, in_place=in_place, dry_run=dry_run, as_json=as_json)
+            show = _undo(file, output, undo, in_place=in_place, dry_run=dry_run, as_json=as_json)
         else:
             settings = _settings(config, drawing | {"allow_nan": allow_nan})
-            _alter(
+            show = _alter(
                 file, output, save_sequence, settings, sequence, map_ or [],
                 in_place=in_place, dry_run=dry_run, report=report or dry_run, as_json=as_json,
             )  # fmt: skip
-    except OSError as error:
-        raise _explained(error, file) from error
+    show()
+
+
+def _leave(number: int, _: object) -> None:
+    raise SystemExit(128 + number)  # the copy is removed on the way out
 
 
 def _check_together(
@@ -209,7 +215,7 @@ def _settings(config: Path | None, given: dict[str, Any]) -> AlterationSettings:
 def _alter(
     file: Path, output: Path | None, save: Path | None, settings: AlterationSettings, sequence: Path | None,
     maps: Sequence[str], *, in_place: bool, dry_run: bool, report: bool, as_json: bool,
-) -> None:  # fmt: skip
+) -> Callable[[], None]:  # fmt: skip
     from resilience.inject.checkpoint.alter import ALTERED, check_places, choose_places, look, read_record, write
     from resilience.inject.checkpoint.plan import parse_mapping
 
@@ -229,12 +235,13 @@ def _alter(
     if not dry_run:
         write(places, seen, settings)
     if as_json:
-        print_json("checkpoint-alteration", _document(places, seen, is_written=not dry_run))
-    else:
-        _show(places, seen, report=report, is_written=not dry_run)
+        return partial(print_json, "checkpoint-alteration", _document(places, seen, is_written=not dry_run))
+    return partial(_show, places, seen, report=report, is_written=not dry_run)
 
 
-def _undo(file: Path, output: Path | None, undo: Path, *, in_place: bool, dry_run: bool, as_json: bool) -> None:
+def _undo(
+    file: Path, output: Path | None, undo: Path, *, in_place: bool, dry_run: bool, as_json: bool
+) -> Callable[[], None]:
     from resilience.inject.checkpoint.alter import RESTORED, check_places, choose_places, read_record
     from resilience.inject.checkpoint.alter import undo as restore
 
@@ -243,19 +250,18 @@ def _undo(file: Path, output: Path | None, undo: Path, *, in_place: bool, dry_ru
     check_places(places, partial(_life, file))
     is_done = bool(record.patches) and restore(places, record, str(undo), dry_run=dry_run)
     if as_json:
-        print_json("checkpoint-undo", {
+        return partial(print_json, "checkpoint-undo", {
             "file": places.source, "output": places.output if is_done else None, "dry_run": dry_run,
             "altered": len(record.alterations),
         })  # fmt: skip
-    elif not is_done:
-        print(f"{clean(str(file))} is the original already: nothing to undo")
-    else:
-        verb = "would restore" if dry_run else "restored"
-        print(f"{verb} {clean(_shown(places.output))}: {plural(len(record.alterations), 'alteration')} undone"
-              f"{'' if dry_run else ', SHA-256 as before'}")  # fmt: skip
+    if not is_done:
+        return partial(print, f"{clean(str(file))} is the original already: nothing to undo")
+    verb, rest = ("would restore", "") if dry_run else ("restored", ", SHA-256 as before")
+    count = plural(len(record.alterations), "alteration")
+    return partial(print, f"{verb} {clean(_shown(places.output))}: {count} undone{rest}")
 
 
-def _list(file: Path, *, as_json: bool) -> None:
+def _list(file: Path, *, as_json: bool) -> Callable[[], None]:
     from resilience.inject.checkpoint.alter import choose_places
     from resilience.inject.checkpoint.layouts import find_layout
 
@@ -267,26 +273,17 @@ def _list(file: Path, *, as_json: bool) -> None:
             {"name": one.name, "type": one.type_name, "shape": one.shape, "has_bits": one.type is not None}
             for one in found
         ]
-        print_json("checkpoint-locations", {"file": source, "layout": layout.name, "locations": rows})
-        return
-    _show_locations(file, layout, found)
+        return partial(print_json, "checkpoint-locations", {"file": source, "layout": layout.name, "locations": rows})
+    return partial(_show_locations, file, layout, found)
 
 
 def _show_locations(file: Path, layout: Layout, found: Sequence[Location]) -> None:
     count = sum(one.count for one in found if one.type is not None)
-    print(
-        f"{paint(clean(str(file)), 'bold')} ({layout.name}): {plural(len(found), 'location')}, "
-        f"{plural(count, 'number')}"
-    )
-    rows = [
-        (
-            one.name,
-            one.type_name,
-            " x ".join(map(str, one.shape)) or "one number",
-            "" if one.type is not None else "no bits",
-        )
-        for one in found
-    ]
+    print(f"{paint(clean(str(file)), 'bold')} ({layout.name}): {plural(len(found), 'location')}, "
+          f"{plural(count, 'number')}")  # fmt: skip
+    shapes = (" x ".join(map(str, one.shape)) or "one number" for one in found)
+    rows = [(one.name, one.type_name, shape, "" if one.type is not None else "no bits")
+            for one, shape in zip(found, shapes, strict=True)]  # fmt: skip
     print_table(("LOCATION", "TYPE", "SHAPE", "REMARK"), rows)
 
 
@@ -318,10 +315,9 @@ def _show(places: Places, seen: Look, *, report: bool, is_written: bool) -> None
         if len(plan.alterations) > MOST_SHOWN:
             print(f"  and {len(plan.alterations) - MOST_SHOWN:,} more: --json or --save-sequence has all")
     elif plan.alterations:
-        most = Counter(one.location for one in plan.alterations).most_common(5)
-        print(
-            "  " + ", ".join(clean(f"{name} ({count:,})") for name, count in most) + (" ..." if len(most) == 5 else "")
-        )
+        counts = Counter(one.location for one in plan.alterations)
+        names = ", ".join(clean(f"{name} ({count:,})") for name, count in counts.most_common(5))
+        print(f"  {names}{' ...' if len(counts) > 5 else ''}")
     if is_written:
         print(f"  written: {clean(_shown(places.output))}")
         if places.sequence is not None:
@@ -382,22 +378,30 @@ def _quoted(path: Path) -> str:
 # ---- what must not be harmed ----------------------------------------------------------------------------------------
 
 
-def _life(file: Path, run: str) -> str:
-    """Return why the checkpoints of a run are in use: it has live jobs, or nobody can tell. Empty: they are not."""
+def _life(file: Path, owner: str) -> str:
+    """Return why a checkpoint is in use: a run that it belongs to has live jobs, or nobody can tell. Empty: it is not.
+
+    It belongs to the `owner` of the directory, and to each run whose settings say that its checkpoints are there.
+    """
     from resilience.runs.status import run_statuses
 
-    if not run:
-        return ""
+    path, is_known = file.resolve(), not owner
     for project in _projects(file):
-        directory = project.directory(run)
-        if not directory.exists():
-            continue
-        (status,) = run_statuses(project, [directory], fresh=True)
-        if alive := [row.job for row in status.rows if row.is_alive]:
-            return f"the run {run} has the live job {alive[0]}"
-        trouble = status.trouble or status.unreadable
-        return f"whether the run {run} trains now is unknown: {trouble}" if trouble else ""
-    return f"whether the run {run} trains now is unknown: no settings here, or above it, lead to its run directory"
+        own = project.directory(owner) if owner else None
+        runs = [own] if own is not None and own.exists() else []
+        is_known |= bool(runs)
+        for one in project.runs():
+            store = project.loaded.store_path(one.run)
+            if one.run != owner and (path.is_relative_to(one.path) or (store and path.is_relative_to(store.resolve()))):
+                runs.append(one)
+        for status in run_statuses(project, runs, fresh=True):
+            if alive := [row.job for row in status.rows if row.is_alive]:
+                return f"the run {status.run} has the live job {alive[0]}"
+            if trouble := status.trouble or status.unreadable:
+                return f"whether the run {status.run} trains now is unknown: {trouble}"
+    if is_known:
+        return ""
+    return f"whether the run {owner} trains now is unknown: no settings here, or above it, lead to its run directory"
 
 
 def _projects(file: Path) -> Iterator[Project]:
@@ -411,15 +415,17 @@ def _projects(file: Path) -> Iterator[Project]:
             yield open_project(config, banner=False)
 
 
-def _explained(error: OSError, file: Path) -> CheckpointError:
-    import errno
-
-    from resilience.system.files import FULL
-
-    where = error.filename2 or error.filename or file
-    hint = "the file system is faulty; retry, or look from another node"
-    if error.errno in FULL:
-        hint = "a copy needs room for the whole checkpoint: --output FILE, where there is more"
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint = "name a place where you may write: --output FILE"
-    return CheckpointError(f"{where}: {error.strerror or error}", hint=hint, transient=error.errno in FULL)
+@contextmanager
+def _explained(file: Path, output: Path | None) -> Iterator[None]:
+    """Turn what the operating system says into an error with what to try. Of writing, it does not name the file."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename2 or error.filename or (output or file if error.errno in FULL else file)
+        hint = "the file system is faulty; retry, or look from another node"
+        if error.errno in FULL:
+            hint = "a copy needs room for the whole checkpoint: --output FILE, where there is more"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            hint = "name a place where you may write: --output FILE"
+        why = error.strerror or error
+        raise CheckpointError(f"{where}: {why}", hint=hint, transient=error.errno in FULL) from error

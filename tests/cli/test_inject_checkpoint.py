@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from resilience.inject.checkpoint import alter
 from tests.checkpoints.saves import new_store
 from tests.inject.checkpoint.files import MAKERS, leaves, safetensors
 from tests.lab.fakes import DOWN
-from tests.lab.shell import Shell
+from tests.lab.shell import SETTINGS, Shell
 
 
 @pytest.fixture
@@ -141,3 +145,57 @@ def test_a_dry_run_of_an_undo_refuses_what_the_undo_would_refuse(shell: Shell) -
     wrong = shell.resil("inject", "checkpoint", "other", "--undo", "one.json", "--in-place", "--dry-run")
     assert wrong.code == 1 and "is not what one.json altered" in wrong.err
     assert "would restore" in shell.resil("inject", "checkpoint", "one", "--undo", "one.json", "--dry-run").out
+
+
+@pytest.mark.parametrize("where", ["store", "run directory"])
+def test_a_checkpoint_that_a_framework_saves_for_a_live_run_is_in_use_too(shell: Shell, where: str) -> None:
+    """Its directory is known from the settings alone: nothing is sealed there yet."""
+    shell.settings(SETTINGS + '[checkpoints]\npath = "ckpt/{run}"\npattern = "iter_{step:07d}"\n')
+    assert shell.resil("submit").code == 0
+    directory = (shell.directory / "ckpt" / "gpt" if where == "store" else shell.run_dir) / "iter_0000010"
+    directory.mkdir(parents=True)
+    path = safetensors(directory / "m.safetensors")
+    other = safetensors(shell.directory / "ckpt" / "m.safetensors") if where == "store" else None
+    words = ("--in-place", "--save-sequence", "undo.json")
+    said = shell.resil("inject", "checkpoint", str(path), *words)
+    assert said.code == 1 and "is in use: the run gpt has the live job 101" in said.err
+    assert not (shell.directory / "undo.json").exists()
+    if other is not None:
+        assert shell.resil("inject", "checkpoint", str(other), *words).code == 0
+
+
+def test_a_checkpoint_of_a_run_that_has_ended_may_be_altered_in_place(shell: Shell) -> None:
+    shell.settings(SETTINGS + '[checkpoints]\npath = "ckpt"\n')
+    (shell.directory / "ckpt").mkdir()
+    path = safetensors(shell.directory / "ckpt" / "m.safetensors")
+    assert shell.resil("submit").code == 0
+    shell.fake.cancel([job.id for job in shell.fake.records])
+    said = shell.resil("inject", "checkpoint", str(path), "--in-place")
+    assert said.code == 0, said.err
+
+
+def test_sigterm_removes_the_copy(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(alter, "_patch", end)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as told:
+            shell.resil("inject", "checkpoint", model.name)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told.value.code == 143 and not list(shell.directory.glob(".m.*")) and not list(shell.directory.glob("*alt*"))
+
+
+def test_what_cannot_be_printed_is_no_fault_of_the_checkpoint(shell: Shell, model: Path) -> None:
+    words = [sys.executable, "-m", "resilience", "inject", "checkpoint", model.name, "-o", "out"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 1 and "cannot write to standard output" in done.stderr
+    assert (shell.directory / "out").exists()
+
+
+def test_an_empty_mask_is_no_mask_that_was_left_out(shell: Shell, model: Path) -> None:
+    said = shell.resil("inject", "checkpoint", model.name, "--bit-mask", "")
+    assert said.code == 2 and "--bit-mask has an empty value" in said.err

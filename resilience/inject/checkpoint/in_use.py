@@ -20,7 +20,8 @@ from resilience.errors import CheckpointError, UsageError
 from resilience.messages import quoted
 
 IsAlive = Callable[[str], str]
-"""Given the name of a run, returns why its checkpoints are in use; empty: no job of it lives."""
+"""Given the run that owns the directory of a checkpoint (empty: none is known), returns why the checkpoint is in use;
+empty: no job of a run that it belongs to lives."""
 
 
 class InUse(CheckpointError):
@@ -80,15 +81,14 @@ def check_in_place(path: Path, is_alive: IsAlive) -> None:
         if not file.stat().st_mode & 0o222:
             raise UsageError(f"{file} is read-only", hint="alter a copy: without --in-place")
     found = store_around(path)
-    if found is not None:
-        store, name = found
-        if is_pinned(store, name):
-            hint = f"alter a copy; or: resil ckpt unpin {quoted(store.path / name)}"
-            raise InUse(f"{name} is pinned in {store.path}", hint=hint)
-        if why := is_alive(store.run()):
-            raise InUse(f"{path} is in use: {why}", hint="alter a copy: --output FILE, elsewhere, without --in-place")
-        if store.parts():
-            raise InUse(f"a save is in flight in {store.path}", hint="alter a copy: --output FILE, elsewhere")
+    if found is not None and is_pinned(*found):
+        hint = f"alter a copy; or: resil ckpt unpin {quoted(found[0].path / found[1])}"
+        raise InUse(f"{found[1]} is pinned in {found[0].path}", hint=hint)
+    hint = "alter a copy: --output FILE, elsewhere, without --in-place"
+    if why := is_alive(found[0].run() if found is not None else ""):
+        raise InUse(f"{path} is in use: {why}", hint=hint)
+    if found is not None and found[0].parts():
+        raise InUse(f"a save is in flight in {found[0].path}", hint=hint)
 
 
 def _owner(store: StoreDirectory) -> str:

@@ -68,7 +68,8 @@ class AlterationSettings:
                 )
         if not 0 <= self.probability <= 1:  # NaN included
             raise UsageError(
-                f"probability = {self.probability:g} is no probability", hint="a number from 0 to 1: probability = 0.5"
+                f"probability = {self.probability:.15g} is no probability",
+                hint="a number from 0 to 1: probability = 0.5",
             )
         _check_attempts(self)
         _check_mode(self)
@@ -102,7 +103,7 @@ def _check_attempts(one: AlterationSettings) -> None:
             )
     elif not (1 <= one.attempts <= MOST_ATTEMPTS and one.attempts == int(one.attempts)):
         raise UsageError(
-            f"attempts = {one.attempts:g} is no count",
+            f"attempts = {one.attempts:.15g} is no count",
             hint=f"a whole number from 1 to {MOST_ATTEMPTS:,}; or type = percentage",
         )
 
