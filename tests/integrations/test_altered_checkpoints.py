@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resilience.inject.checkpoint.number_types import TYPES, decode, encode
+from resilience.inject.checkpoint.number_types import TYPES, decode, encode, is_finite
 from tests.inject.checkpoint.test_alter import altered
 from tests.integrations.launched import needs
 
@@ -24,7 +25,8 @@ def state() -> dict[str, Any]:
         "model": {
             "w": torch.randn(4, 3, 2, 2, 2), "columns": torch.randn(3, 5).t(), "part": torch.randn(10)[2:7],
             "half": torch.randn(6).half(), "brain": torch.randn(6).bfloat16(), "double": torch.randn(3).double(),
-            "e4": torch.randn(6).to(torch.float8_e4m3fn), "e5": torch.randn(6).to(torch.float8_e5m2),
+            "e4": torch.randn(6).to(torch.float8_e4m3fn), "e4u": torch.randn(6).to(torch.float8_e4m3fnuz),
+            "e8": torch.rand(6).to(torch.float8_e8m0fnu), "e5": torch.randn(6).to(torch.float8_e5m2),
             "ids": torch.arange(5), "mask": torch.tensor([True, False]), "one": torch.tensor(0.5),
         },
     }  # fmt: skip
@@ -103,3 +105,15 @@ def test_narrow_types_are_converted_as_torch_does(name: str) -> None:
     wide = values.to(getattr(torch, name)).float().tolist()
     decoded = [decode(bits % 2**width, TYPES[name]) for bits in stored.tolist()]
     assert all(one == other or (one != one and other != other) for one, other in zip(decoded, wide, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in TYPES if name.startswith("float8")])
+def test_each_number_of_8_bits_is_what_torch_says(name: str) -> None:
+    import torch
+
+    wide = torch.arange(256, dtype=torch.uint8).view(getattr(torch, name)).float().tolist()
+    assert all(decode(bits, TYPES[name]) == value or value != value for bits, value in enumerate(wide))
+    assert [is_finite(bits, TYPES[name]) for bits in range(256)] == [math.isfinite(value) for value in wide]
+    for value in (0.0, -0.0, 1.0, 1.5, 3.0, 500.0, 6e4, 1e9, math.inf, -math.inf, 1e-40, 3 * 2.0**-128):
+        stored = torch.tensor(value).to(getattr(torch, name)).view(torch.uint8).item()
+        assert encode(value, TYPES[name]) == stored

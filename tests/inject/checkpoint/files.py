@@ -23,7 +23,7 @@ ARRAYS: dict[str, tuple[str, Sequence[int]]] = {
     "five": ("F32", (2, 2, 2, 2, 2)), "scalar": ("F32", ()), "empty": ("F32", (0, 3)), "double": ("F64", (3,)),
     "half": ("F16", (8,)), "brain": ("BF16", (8,)), "e4": ("F8_E4M3", (8,)), "e5": ("F8_E5M2", (8,)),
     "steps": ("I64", (2,)), "small": ("I8", (4,)), "byte": ("U8", (4,)), "mask": ("BOOL", (3,)),
-    "odd": ("F8_E8M0", (4,)),
+    "odd": ("F4", (4,)),
 }  # fmt: skip
 
 

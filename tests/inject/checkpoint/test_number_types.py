@@ -46,7 +46,10 @@ def test_ieee_types_agree_with_struct(name: str, bits: int, value: float) -> Non
         ("bfloat16", 1.0, 0x3F80), ("bfloat16", 3.4e38, 0x7F80), ("bfloat16", 1.00390625, 0x3F80),
         ("float8_e5m2", 57344.0, 0x7B), ("float8_e5m2", 65536.0, 0x7C), ("float8_e4m3fn", 448.0, 0x7E),
         ("float8_e4m3fn", 480.0, 0x7E), ("float8_e4m3fn", 2**-9, 0x01), ("float8_e4m3fn", -math.inf, 0xFE),
-        ("float32", 2**-149, 1), ("float32", math.inf, 0x7F800000), ("float32", -0.0, 0x80000000),
+        ("float8_e4m3fnuz", 240.0, 0x7F), ("float8_e4m3fnuz", 1e9, 0x80), ("float8_e4m3fnuz", -0.0, 0),
+        ("float8_e5m2fnuz", 57344.0, 0x7F), ("float8_e5m2fnuz", math.inf, 0x80), ("float8_e8m0fnu", 1.5, 0x80),
+        ("float8_e8m0fnu", 0.0, 0), ("float8_e8m0fnu", math.inf, 0xFF), ("float32", 2**-149, 1),
+        ("float32", math.inf, 0x7F800000), ("float32", -0.0, 0x80000000),
         ("int8", -128, 0x80), ("int8", 300.0, 0x7F), ("uint8", -3, 0), ("int16", math.nan, 0),
         ("int32", -1, 0xFFFFFFFF),
     ],
@@ -57,5 +60,9 @@ def test_limits_and_ties(name: str, value: float, bits: int) -> None:
 
 def test_bits_are_shown_as_sign_exponent_and_mantissa() -> None:
     assert show_bits(0x3DCCCCCD, TYPES["float32"]) == "0 01111011 10011001100110011001101"
+    assert (
+        show_bits(0x7F, TYPES["float8_e8m0fnu"]) == "01111111"
+        and show_bits(128, TYPES["float8_e4m3fn"]) == "1 0000 000"
+    )
     assert show_bits(5, TYPES["int8"]) == "00000101" and show_value(0xFB, TYPES["int8"]) == "-5"
     assert show_value(0x3DCCCCCD, TYPES["float32"]) == "0.100000001" and show_value(1, TYPES["bool"]) == "true"

@@ -20,7 +20,9 @@ from resilience.inject.checkpoint.number_types import TYPES
 
 _TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu", "C64": "float32",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64",
     "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
 
@@ -41,6 +43,7 @@ def _locations(path: Path) -> list[Location]:
         for name, tensor in header.items():
             kind = TYPES.get(_TYPES.get(tensor["dtype"], ""))
             shape, (start, end) = tuple(map(int, tensor["shape"])), tensor["data_offsets"]
+            shape = (*shape, 2) if tensor["dtype"] == "C64" else shape  # a real and an imaginary part
             one = Location(name, kind, tensor["dtype"], shape)
             if begin + end > size or (kind is not None and one.count * kind.size != end - start):
                 raise damaged(path, f"tensor {name} does not fit into it")
