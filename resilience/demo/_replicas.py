@@ -76,7 +76,7 @@ class Model:
     def attach(self, check: Callable[[], None]) -> None:
         """The training calls `sdc.check()` before its update."""
 
-    def largest(self) -> tuple[Sequence[str], Sequence[float]]:
+    def largest(self, *, gradients: bool) -> tuple[Sequence[str], Sequence[float]]:
         """Return the largest absolute value of each array, NaN if it has one."""
         named = self.arrays | {f"the gradient of {name}": values for name, values in self.gradients.items()}
         return tuple(named), [

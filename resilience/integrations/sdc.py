@@ -35,6 +35,7 @@ class Captured(NamedTuple):
         groups: the optimizer's groups without their parameters: learning rates.
         also: the states of the other objects.
         trained: of each parameter of the model, whether it has a gradient.
+        gradients: of each parameter of the optimizer, if no update has come since the copy before: they accumulate.
         generators: of torch: of the CPU, and of each CUDA device in use.
     """
 
@@ -43,6 +44,7 @@ class Captured(NamedTuple):
     groups: list[dict[str, Any]]
     also: list[Any]
     trained: list[bool]
+    gradients: list[torch.Tensor | None]
     generators: tuple[torch.Tensor, list[torch.Tensor]]
 
 
@@ -69,6 +71,8 @@ class TorchState:
         self._zeros: dict[torch.device, torch.Tensor] = {}
         self._parameters: list[torch.nn.Parameter] = []
         self._parameter_names: list[str] = []
+        self._more: list[tuple[str, torch.nn.Parameter]] = []  # of the optimizer alone
+        self._has_updated = True  # since the last copy
         self._buffers: dict[str, bool] = {}  # whether it has bounds: not a mask of infinities
         self._find_parameters()
 
@@ -76,7 +80,12 @@ class TorchState:
 
     def attach(self, check: Callable[[], None]) -> None:
         """See `State` in resilience/guard/sdc/watch.py."""
-        self._optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: check())
+
+        def hook(*_: object) -> None:
+            self._has_updated = True
+            check()
+
+        self._optimizer.register_step_pre_hook(hook)
 
     def layout(self) -> object:
         """Return which parameters there are, and which are trained."""
@@ -84,12 +93,12 @@ class TorchState:
         return groups, [one.requires_grad for one in self._model.parameters()]
 
     @torch.no_grad()
-    def largest(self) -> tuple[Sequence[str], Sequence[float]]:
+    def largest(self, *, gradients: bool) -> tuple[Sequence[str], Sequence[float]]:
         """Return the names of all watched tensors and their largest absolute values."""
         self._find_parameters()
         names: list[str] = []
         tensors: list[torch.Tensor] = []
-        for name, tensor in self._watched():
+        for name, tensor in self._watched(gradients=gradients):
             if tensor.numel():
                 names.append(name)
                 tensors.append(tensor)
@@ -117,19 +126,21 @@ class TorchState:
         torch._foreach_copy_(targets, sources, non_blocking=True)
         if any(tensor.device.type != "cpu" for tensor in sources):
             torch.cuda.synchronize()
-        state = self._optimizer.state
+        state, kept_gradients = self._optimizer.state, not self._has_updated
+        self._has_updated = False
         return Captured(
             copies,
             [copy.deepcopy({k: v for k, v in state.get(p, {}).items() if not _is_tensor(v)}) for p in self._parameters],
             [copy.deepcopy({k: v for k, v in g.items() if k != "params"}) for g in self._optimizer.param_groups],
             [_state_of(one) for one in self._also],
             [one.requires_grad for one in self._model.parameters()],
+            [p.grad.clone() if kept_gradients and p.grad is not None else None for p in self._parameters],
             (torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []),
         )
 
     @torch.no_grad()
     def restore(self, captured: Captured) -> None:
-        """Set the state, drop all gradients, and remove what the step has added to the optimizer: it adds it anew."""
+        """Set the state and the gradients, and remove what the step has added to the optimizer: it adds it anew."""
         for added in self._optimizer.param_groups[len(captured.groups) :]:
             for parameter in added["params"]:
                 self._optimizer.state.pop(parameter, None)
@@ -166,6 +177,9 @@ class TorchState:
         for parameter, is_trained in zip(self._model.parameters(), captured.trained, strict=True):
             parameter.requires_grad_(is_trained)
             parameter.grad = None
+        for parameter, gradient in zip(self._parameters, captured.gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.clone()
+        self._has_updated = False
         torch.set_rng_state(captured.generators[0])
         if captured.generators[1]:
             torch.cuda.set_rng_state_all(captured.generators[1])
@@ -185,10 +199,10 @@ class TorchState:
 
     # ---- tensors ----------------------------------------------------------------------------------------------
 
-    def _watched(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _watched(self, *, gradients: bool) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors with bounds. A gradient that is missing in this step counts as zero, so that the list stays
         the same, and so do those that are infinite and are skipped by a GradScaler: no fault."""
-        is_skipped = self._is_skipped()
+        is_skipped = not gradients or self._is_skipped()
         scale = getattr(self._optimizer, "grad_scale", None)  # a fused optimizer divides by it in its update
         for name, parameter in zip(self._parameter_names, self._parameters, strict=True):
             gradient = None if parameter.grad is None or is_skipped else _dense(parameter.grad)
@@ -220,6 +234,7 @@ class TorchState:
         named = {id(parameter): name for name, parameter in self._model.named_parameters()}
         self._parameters = parameters
         self._parameter_names = [named.get(id(one), f"parameter {number}") for number, one in enumerate(parameters)]
+        self._more = [one for one in zip(self._parameter_names, parameters, strict=True) if id(one[1]) not in named]
 
     def _find_buffers(self) -> None:
         """Find out which buffers have bounds: those with plausible values when first seen, before a step."""
@@ -233,7 +248,7 @@ class TorchState:
 
     def _state(self) -> Iterator[tuple[tuple[str, int, str], torch.Tensor]]:
         """Yield all tensors that a step changes, in an order that is the same on every rank."""
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in (*self._model.named_parameters(), *self._more):
             yield ("parameter", 0, name), _local(parameter.data)
         for number, parameter in enumerate(self._parameters):
             for kind, value in self._optimizer.state.get(parameter, {}).items():

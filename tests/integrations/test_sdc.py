@@ -318,6 +318,65 @@ def test_complex_parameters_are_watched_and_generators_restored() -> None:
     assert drawn[30:32] == drawn[28:30] and len(set(drawn)) == 40
 
 
+def test_a_parameter_of_the_optimizer_alone_is_restored_too() -> None:
+    import torch
+
+    def train(at: int) -> tuple[list[tuple[str, int]], list[float]]:
+        torch.manual_seed(0)
+        model, scale = torch.nn.Linear(4, 4), torch.nn.Parameter(torch.ones(3))
+        training = Small(model, torch.optim.Adam([*model.parameters(), scale]))
+        training.inject = lambda: None
+
+        def step(batch: Any) -> None:
+            training.optimizer.zero_grad()
+            (model(batch).square().mean() * scale.sum()).backward()
+            if training.sdc.step == at and left:
+                scale.grad[0] = left.pop()
+            training.optimizer.step()
+
+        left = [1e20]
+        return training.run(step), scale.tolist()
+
+    (clean, expected), (found, scale) = train(0), train(30)
+    assert clean == [] and found == [("transient", 30)] and scale == expected
+
+
+@pytest.mark.parametrize(("damaged_at", "verdicts"), [(32, ["transient"]), (30, ["repeated"])])
+def test_gradients_that_are_kept_from_one_call_to_the_next_are_restored(damaged_at: int, verdicts: list[str]) -> None:
+    import torch
+
+    def train(at: int) -> tuple[Small, list[float]]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4)
+        training = Small(model, torch.optim.Adam(model.parameters()))
+        left = [1e20]
+
+        def step(batch: Any) -> None:  # an update in each fourth call
+            model(batch).square().mean().backward()
+            if training.sdc.step == at and left:
+                model.weight.grad[0, 0] = left.pop()
+            if training.sdc.step % 4 == 0:
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+
+        with training.guard:
+            for number in range(1, 41):
+                training.sdc.run(step, torch.randn(8, 4, generator=torch.Generator().manual_seed(number)))
+                if training.guard.step().stop:
+                    break
+        return training, model.weight.flatten().tolist()
+
+    (_, expected), (training, weights) = train(0), train(damaged_at)
+    assert [(one.verdict, one.step) for one in training.sdc.found] == [(verdicts[0], 32)]
+    assert verdicts == ["repeated"] or weights == expected
+
+
+def test_a_weight_that_is_nan_is_found_although_the_loss_scaler_skips_every_update() -> None:
+    expected = Training(on=False, scaled=True).run().hash()
+    training = Training(scaled=True).damage("weight", math.nan, step=30, when="after").run()
+    assert [one.verdict for one in training.sdc.found] == ["transient"] and training.hash() == expected
+
+
 def test_steps_without_an_update_are_told() -> None:
     import torch
 

@@ -5,13 +5,16 @@ the state is copied before each step (`ring.py`), and the replay is exact where 
 the same bits. That tells a fault of the hardware from the training's own: only hardware computes other bits from the
 same inputs.
 
-If the replay is abnormal too, with the same bits, nobody can tell from this process alone: a gradient that explodes
-because of the data or the learning rate repeats bit by bit, and so does damage from before the copies, or a unit that
-is always wrong in the same way. So such a repetition alone is never evidence against a node.
+If the replay is abnormal too, with the same bits or about the same value, nobody can tell from this process alone: a
+gradient that explodes because of the data or the learning rate repeats, and so does damage from before the copies, or a
+unit that is always wrong in the same way. So such a repetition alone is never evidence against a node. About the same,
+because on a GPU some operations add in any order, and a spike of the data then has other low bits.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -28,9 +31,13 @@ class Verdict(StrEnum):
     TRANSIENT = "transient"
     """The replay was clean: the first computation was wrong. The training goes on from the replay."""
     UNSTABLE = "unstable"
-    """The replay was abnormal as well, with other bits: the hardware computes wrong values again and again."""
+    """The replay was abnormal as well, with another value: the hardware computes wrong values again and again."""
     REPEATED = "repeated"
-    """The replay was abnormal with the same bits: the training's own, damage from before, or a unit that is stuck."""
+    """The replay was abnormal in the same way: the training's own, damage from before, or a unit that is stuck."""
+
+
+ALIKE = 2.0
+"""Two values are about the same if their ratio is less."""
 
 
 class Finding(NamedTuple):
@@ -40,16 +47,18 @@ class Finding(NamedTuple):
         rank, node: of it.
         digest: of its gradients, parameters, optimizer state and buffers, before the update.
         what: as words.
+        worst: the largest abnormal value; infinite for NaN.
     """
 
     rank: int
     node: str
     digest: str
     what: str
+    worst: float
 
     def text(self) -> str:
         """Return what the rank reports to the others; `parse_finding` reads it."""
-        return f"{_FOUND}{self.node} {self.digest}: {self.what}"
+        return f"{_FOUND}{self.node} {self.digest} {self.worst!r}: {self.what}"
 
 
 class Sighting(NamedTuple):
@@ -63,17 +72,25 @@ class Sighting(NamedTuple):
     step: int
     findings: tuple[Finding, ...]
 
+    @property
+    def worst(self) -> float:
+        """Return the largest abnormal value of all ranks."""
+        return max(one.worst for one in self.findings)
+
 
 _FOUND = "sdc on "
 """How a rank begins what it has found, by which the others tell it from a broken connection."""
 
 
 def parse_finding(fault: str) -> Finding | None:
-    """Return the finding in a fault of the agreement: `rank 3: sdc on n17 DIGEST: WHAT`; None if it is another."""
-    rank, _, rest = fault.removeprefix("rank ").partition(": ")
-    words, _, what = rest.removeprefix(_FOUND).partition(": ")
-    node, _, digest = words.partition(" ")
-    return Finding(int(rank), node, digest, what) if rest.startswith(_FOUND) and rank.isdecimal() else None
+    """Return the finding in a fault of the agreement: `rank 3: sdc on n17 DIGEST 1e+17: WHAT`; or None."""
+    match = re.fullmatch(rf"rank (\d+): {_FOUND}(\S*) (\S*) ([-+.e\d]+|inf): (.*)", fault, re.DOTALL)
+    return Finding(int(match[1]), match[2], match[3], match[5], float(match[4])) if match else None
+
+
+def worst_of(found: Sequence[Abnormal]) -> float:
+    """Return the largest of abnormal values; infinite for NaN."""
+    return max(one.value if one.value == one.value else math.inf for one in found)
 
 
 def words_of(found: Sequence[Abnormal]) -> str:
@@ -90,11 +107,14 @@ def decide(first: Sighting, again: Sighting | None) -> Verdict:
     """Given the abnormal step and what its replay found, None if it was clean, return what it was."""
     if again is None:
         return Verdict.TRANSIENT
-    return Verdict.REPEATED if _bits(first) == _bits(again) else Verdict.UNSTABLE
+    found = {one.rank: one for one in again.findings}
+    is_alike = any(_is_alike(one, found[one.rank]) for one in first.findings if one.rank in found)
+    return Verdict.REPEATED if first.step == again.step and is_alike else Verdict.UNSTABLE
 
 
-def _bits(sighting: Sighting) -> tuple[int, tuple[tuple[int, str], ...]]:
-    return sighting.step, tuple((one.rank, one.digest) for one in sighting.findings)
+def _is_alike(one: Finding, other: Finding) -> bool:
+    low, high = sorted((one.worst, other.worst))
+    return one.digest == other.digest or low == high or high < ALIKE * low
 
 
 def words_of_sighting(first: Sighting, world: int) -> str:
@@ -104,10 +124,13 @@ def words_of_sighting(first: Sighting, world: int) -> str:
     return f"{f'rank {one.rank} on {one.node}{others}: ' if world > 1 else ''}{one.what}, at step {first.step}"
 
 
-def describe(verdict: Verdict, first: Sighting, *, world: int, replayed: int, before: int = 0) -> str:
+def describe(
+    verdict: Verdict, first: Sighting, *, world: int, replayed: int, before: int = 0, goes_on: bool = False
+) -> str:
     """Return the verdict as a sentence without a full stop, for people.
 
     `replayed`: how many steps were. `before`: how often this rank has been wrong before, and the replay clean.
+    `goes_on`: a step that was abnormal in the same way again is applied.
     """
     what = words_of_sighting(first, world)
     steps = f"{replayed} steps were" if replayed > 1 else "the step was"
@@ -115,9 +138,15 @@ def describe(verdict: Verdict, first: Sighting, *, world: int, replayed: int, be
         again = f". It is the hardware's: this rank was wrong {before} times before" if before else ""
         return f"{what}. The training did not cause it: {steps} replayed, clean, and it goes on from there{again}"
     if verdict is Verdict.UNSTABLE:
-        return f"{what}: replayed, it is abnormal again, with other bits: the hardware computes wrong values"
+        return f"{what}: replayed, it has another value that is abnormal: the hardware computes wrong values"
+    if goes_on:
+        return (
+            f"{what}: replayed, it is the same again, so it is most likely the training's own (its data, its learning "
+            "rate). It is applied, because it is below sdc_ceiling, and the training goes on. If it happens often, "
+            "raise sdc_times"
+        )
     return (
-        f"{what}: replayed, it has the same bits. Either it is the training's own (its data, its learning rate), or "
+        f"{what}: replayed, it is the same again. Either it is the training's own (its data, its learning rate), or "
         "the state was damaged before, or a unit is always wrong in the same way: see whether another node gets past "
-        "this step. If such values are normal for this training, raise sdc_ceiling or sdc_times"
+        "this step. If such values are normal for this training, raise sdc_ceiling"
     )

@@ -27,6 +27,7 @@ from resilience.guard.sdc.replay import (
     parse_finding,
     words_of,
     words_of_sighting,
+    worst_of,
 )
 from resilience.guard.sdc.replicas import Replica, parse_difference
 from resilience.guard.sdc.ring import Ring, Snapshot, capture_generators, restore_generators
@@ -52,8 +53,9 @@ if TYPE_CHECKING:
             """Call `check` in each step after the backward pass and before the update, from now on. A state without
             such a hook does nothing: the step function then calls `sdc.check()` itself."""
 
-        def largest(self) -> tuple[Sequence[str], Sequence[float]]:
-            """Return the names of all watched tensors and the largest absolute value of each, NaN if it has one."""
+        def largest(self, *, gradients: bool) -> tuple[Sequence[str], Sequence[float]]:
+            """Return the names of all watched tensors and the largest absolute value of each, NaN if it has one;
+            without `gradients` 0 for those."""
 
         def layout(self) -> object:
             """Return what is equal as long as the same tensors are trained."""
@@ -138,9 +140,11 @@ class SdcWatch:
         self._checks = 0
         self._largest = 0.0
         self._is_stopping = False  # on every rank: what it has found decides
+        self._is_accepting = False  # in a last replay: what is abnormal is the training's own
+        self._own_step = -2  # the last such step: what it has left in moments and weights is as well
         self._differ = False
         self._transients: dict[int, int] = {}  # by rank, how often the replay was clean
-        self._clean_step = 0
+        self._clean_step = self._first_step = 0
         self._equal_step = 0
         self._compared: dict[int, int] = {}
         self._unanswered: dict[str, int] = {}
@@ -178,9 +182,16 @@ class SdcWatch:
         if not (self.is_on and self.step) or self._is_stopping:
             return
         self._is_checked = True
+        self._check(gradients=True)
+
+    # ---- steps ------------------------------------------------------------------------------------------------
+
+    def _check(self, *, gradients: bool) -> None:
         try:
-            names, values = self._state.largest()
+            names, values = self._state.largest(gradients=gradients)
             found = self._bounds.judge(names, values)
+            if self.step == self._own_step + 1:
+                found = [one for one in found if not one.value <= self._settings.sdc_ceiling]
         except Exception as error:
             self._give_up(error)
             return
@@ -188,11 +199,10 @@ class SdcWatch:
         if findings:
             self._raised = AbnormalStep(Sighting(self.step, tuple(findings)))
             raise self._raised
-        self._bounds.accept(names, values)
+        if gradients:
+            self._bounds.accept(names, values)
         self._largest = max(values, default=0.0)
         self._clean_step = self.step
-
-    # ---- steps ------------------------------------------------------------------------------------------------
 
     def _before_update(self) -> None:
         """Check, unless the step function has."""
@@ -200,8 +210,7 @@ class SdcWatch:
             self.check()
 
     def _count_checks(self) -> None:
-        """Warn if many steps end without a check: nothing is found in them, and gradients that are accumulated from one
-        call to the next would be lost in a replay. A loss scaler skips few."""
+        """Warn if many steps end without an update: their gradients are not checked. A loss scaler skips few."""
         self._steps += 1
         self._unchecked += not self._is_checked
         if self._steps % CHECKS_OF == 0:
@@ -215,6 +224,7 @@ class SdcWatch:
 
     def _keep(self, step: int, batch: Any) -> bool:
         """Copy the state before a step. Return False if that fails: the training goes on unwatched."""
+        self._first_step = self._first_step or step
         try:
             state = self._state.capture(self._ring.oldest_to_reuse())
             self._ring.add(Snapshot(step, batch, state, capture_generators(), self._state.layout()))
@@ -235,6 +245,8 @@ class SdcWatch:
         self.step, self._is_checked, self._raised = step, False, None
         try:
             result = step_function(batch)
+            if not (self._is_checked or self._is_stopping) and self.is_on:  # no update: a loss scaler skips all of
+                self._check(gradients=False)  # them if a weight is NaN
         finally:
             self.step = 0
         if self._raised is not None:  # the function has caught it, and the update was left out
@@ -255,11 +267,19 @@ class SdcWatch:
                 "was the hardware, nor whether the state is right now"
             )
             return result
-        self._report(decide(first, again), first)
+        verdict = decide(first, again)
+        goes_on = again is not None and verdict is Verdict.REPEATED and self._is_plausible(first, again)
+        self._report(verdict, first, goes_on)
         if again is None:
             return result
-        self._is_stopping = True
-        return self._redo(step_function)  # unwatched, on every rank: the training goes on until it is stopped
+        self._is_accepting, self._is_stopping, self._own_step = goes_on, not goes_on, first.step
+        try:
+            return self._redo(step_function)  # unwatched, on every rank: the training goes on, or until it is stopped
+        finally:
+            self._is_accepting = False
+
+    def _is_plausible(self, *sightings: Sighting) -> bool:
+        return all(one.worst <= self._settings.sdc_ceiling for one in sightings)
 
     def _redo(self, step_function: Callable[[Any], Result]) -> Result:
         snapshots = tuple(self._ring.snapshots)
@@ -271,16 +291,16 @@ class SdcWatch:
             result = self._run_step(one.step, step_function, one.batch)
         return result
 
-    def _report(self, verdict: Verdict, first: Sighting) -> None:
-        """Record the verdict. Stop the training without a save if the replay was abnormal too, and with one if it was
-        clean, and this rank has been wrong before."""
+    def _report(self, verdict: Verdict, first: Sighting, goes_on: bool) -> None:
+        """Record the verdict. Stop the training without a save if the replay was abnormal too, unless it `goes_on`, and
+        with one if it was clean, and this rank has been wrong before."""
         place, findings = self._place, first.findings
         accused = findings[0].rank
         before = self._transients.get(accused, 0) if len(findings) == 1 else 0
         if verdict is Verdict.TRANSIENT and len(findings) == 1:
             self._transients[accused] = before + 1
         replayed = len(self._ring.snapshots)
-        why = describe(verdict, first, world=place.world, replayed=replayed, before=before)
+        why = describe(verdict, first, world=place.world, replayed=replayed, before=before, goes_on=goes_on)
         if verdict is Verdict.TRANSIENT and self._saved_step() == first.step - 1 > 0:
             why += f". The checkpoint of step {first.step - 1} may hold the wrong value: do not resume from it"
         self.found.append(Found(str(verdict), first.step, why))
@@ -289,9 +309,11 @@ class SdcWatch:
         for one in findings:
             self._record(verdict, first.step, one.rank, one.node, one.what, WRONG_COMPUTATIONS[verdict], len(findings))
         self._recorder.warn(f"silent data corruption{'' if WRONG_COMPUTATIONS[verdict] else ', perhaps'}: {why}")
-        if verdict is not Verdict.TRANSIENT:
+        if verdict is not Verdict.TRANSIENT and not goes_on:
             trigger = TRIGGER if WRONG_COMPUTATIONS[verdict] else OF_THE_TRAINING
-            self._stop(trigger, why, first.step, max(0, self._clean_step - 1))  # a check comes before the update
+            # A check comes before the update. Without a clean one the checkpoint this attempt began with is suspect.
+            since = (self._clean_step or self._first_step - 1) - 1
+            self._stop(trigger, why, first.step, max(0, since))
         elif before:
             self._request(Request(TRIGGER, why))
 
@@ -311,13 +333,15 @@ class SdcWatch:
         """Return what the ranks have found in this step; every rank gets the same. Waits for all of them."""
         place = self._place
         mine = None
+        if self._is_accepting:
+            return []
         if found:
             try:
                 digest = self._state.digest(gradients=True)
             except Exception as error:
                 self._give_up(error)
                 return []
-            mine = Finding(place.rank, place.host, digest, words_of(found))
+            mine = Finding(place.rank, place.host, digest, words_of(found), worst_of(found))
         if place.world == 1:
             return [] if mine is None else [mine]
         self._checks += 1

@@ -40,7 +40,7 @@ class Arrays:
     def attach(self, check: Callable[[], None]) -> None:
         """The step calls `check` itself."""
 
-    def largest(self) -> tuple[Sequence[str], Sequence[float]]:
+    def largest(self, *, gradients: bool) -> tuple[Sequence[str], Sequence[float]]:
         def most(values: list[float]) -> float:
             return float("nan") if any(value != value for value in values) else max(map(abs, values))
 

@@ -18,7 +18,7 @@ from resilience.guard.sdc.replay import (
     words_of,
 )
 
-FOUND = Finding(2, "n17", "abc", "exp_avg of w is 1e+17, at most 3 is normal")
+FOUND = Finding(2, "n17", "abc", "exp_avg of w is 1e+17, at most 3 is normal", 1e17)
 FIRST = Sighting(400, (FOUND,))
 
 
@@ -28,10 +28,12 @@ FIRST = Sighting(400, (FOUND,))
         (None, Verdict.TRANSIENT),
         (FIRST, Verdict.REPEATED),
         (Sighting(400, (FOUND._replace(what="in other words"),)), Verdict.REPEATED),
-        (Sighting(400, (FOUND._replace(digest="abd"),)), Verdict.UNSTABLE),
+        (Sighting(400, (FOUND._replace(digest="abd", worst=3e22),)), Verdict.UNSTABLE),
+        (Sighting(400, (FOUND._replace(digest="abd", worst=math.inf),)), Verdict.UNSTABLE),
+        (Sighting(400, (FOUND._replace(digest="abd", worst=1.01e17),)), Verdict.REPEATED),
         (Sighting(399, (FOUND,)), Verdict.UNSTABLE),
         (Sighting(400, (FOUND._replace(rank=3),)), Verdict.UNSTABLE),
-        (Sighting(400, (FOUND, FOUND._replace(rank=3))), Verdict.UNSTABLE),
+        (Sighting(400, (FOUND, FOUND._replace(rank=3))), Verdict.REPEATED),
     ],
 )
 def test_only_other_bits_from_the_same_inputs_prove_a_fault_of_the_hardware(
@@ -55,7 +57,9 @@ def test_a_finding_survives_its_way_to_the_other_ranks() -> None:
     assert parse_finding(f"rank 2: {FOUND.text()}") == FOUND
 
 
-@pytest.mark.parametrize("fault", ["rank 2: left", "not every rank has reported", "rank x: sdc on a b: c", ""])
+@pytest.mark.parametrize(
+    "fault", ["rank 2: left", "not every rank has reported", "rank x: sdc on a b 1: c", "rank 1: sdc on a b: c", ""]
+)
 def test_a_broken_connection_is_no_finding(fault: str) -> None:
     assert parse_finding(fault) is None
 

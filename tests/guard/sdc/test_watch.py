@@ -118,13 +118,55 @@ def test_a_value_that_repeats_bit_by_bit_stops_the_training_and_blames_no_node(t
     assert (ruined["step"], ruined["since"], ruined["world"]) == (41, 39, 1), "the state after step 39 was checked"
 
 
+def test_a_spike_of_the_data_below_the_ceiling_is_applied_and_stops_nothing(clean: Result, tmp_path: Path) -> None:
+    expected = Result(tmp_path / "off", once(41, "gradient", 1e4, times=99), sdc=False)
+    result = Result(tmp_path / "run", once(41, "gradient", 1e4, times=99))
+    assert [one.verdict for one in result.watch.found] == ["repeated"] and result.watch.is_on
+    assert not result.decisions and result.guard.exit_code == 0 and result.digest == expected.digest != clean.digest
+    assert result.sdc()[0]["times"] == 0, "no node is blamed"
+    assert sum("It is applied" in line for line in result.said) == 1, "said once, although its momentum is large later"
+
+
+@pytest.mark.parametrize("value", [1e4, 1e9, math.nan])
+def test_a_spike_of_data_whose_step_does_not_repeat_bit_by_bit_blames_no_node(tmp_path: Path, value: float) -> None:
+    def prepare(state: Arrays) -> None:
+        noise = iter(range(99))
+
+        def inject(step: int) -> None:
+            if step == 41:
+                state.tensors["gradient"][1] = value
+                state.tensors["gradient"][2] += 1e-7 * next(noise)  # atomic additions of a GPU: in any order
+
+        state.inject = inject
+
+    result = Result(tmp_path / "run", prepare)
+    assert [one.verdict for one in result.watch.found] == ["repeated"] and result.sdc()[0]["times"] == 0
+    assert [one.triggers for one in result.decisions] == [("sdc_repeated",)] * (value != 1e4)
+
+
+def test_a_checkpoint_that_was_saved_with_the_damage_is_not_taken_again(tmp_path: Path) -> None:
+    state, run = Arrays(), tmp_path / "run"
+    with make_guard(make_run(run), sdc=True) as guard:
+        guard.resumed(20)
+        state.tensors["weight"][1] = math.nan
+        sdc = guard.sdc(state)
+        for step in range(21, 25):
+            sdc.run(lambda batch: state.step(sdc, batch), batch_of(step))
+            if guard.step().stop:
+                break
+    (journal,) = (run / "journal").glob("*.0.jsonl")
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    (ruined,) = [event for event in events if event["event"] == "state_ruined"]
+    assert (ruined["step"], ruined["since"]) == (21, 19), "the checkpoint of step 20 may be damaged"
+
+
 def test_other_bits_from_the_same_inputs_stop_the_training_and_are_the_hardwares(tmp_path: Path) -> None:
     def prepare(state: Arrays) -> None:
         values = iter(range(1, 99))
 
         def inject(step: int) -> None:
             if step == 41:
-                state.tensors["gradient"][1] = 1e9 * next(values)
+                state.tensors["gradient"][1] = 1e9 * 10 ** next(values)
 
         state.inject = inject
 
@@ -200,7 +242,7 @@ def test_a_rank_that_leaves_ends_the_watch_and_not_the_training() -> None:
 
 @pytest.mark.parametrize("check", [6, 7])
 def test_a_rank_that_leaves_in_a_replay_leaves_it_without_a_verdict(check: int) -> None:
-    found = "rank 1: sdc on n2 0f: weight is NaN, at most 1 is normal"
+    found = "rank 1: sdc on n2 0f inf: weight is NaN, at most 1 is normal"
     ranks = TwoRanks({5: found, check: "rank 1: left with exit code 137"}).run(8)
     assert ranks.state.done == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8] and not ranks.watch.is_on
     assert not ranks.watch.found
@@ -208,7 +250,7 @@ def test_a_rank_that_leaves_in_a_replay_leaves_it_without_a_verdict(check: int) 
 
 
 def test_no_memory_for_the_copies_of_a_replay_ends_the_watch_alone() -> None:
-    ranks = TwoRanks({5: "rank 1: sdc on n2 0f: weight is NaN, at most 1 is normal"}).run(4)
+    ranks = TwoRanks({5: "rank 1: sdc on n2 0f inf: weight is NaN, at most 1 is normal"}).run(4)
     captures = iter([ranks.state.capture(None)])
     setattr(ranks.state, "capture", lambda old: next(captures))  # noqa: B010
     batch = batch_of(5)

@@ -52,7 +52,7 @@ class Model:
     def attach(self, check: Callable[[], None]) -> None:
         """`descend` calls it."""
 
-    def largest(self) -> tuple[list[str], list[float]]:
+    def largest(self, *, gradients: bool) -> tuple[list[str], list[float]]:
         return ["gradient", "weights"], [max(map(abs, values)) for values in (self.mean, self.weights)]
 
     def layout(self) -> object:
