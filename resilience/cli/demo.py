@@ -60,6 +60,8 @@ def command(
     """
     system = System()  # the demo ignores the settings of the current directory
     if sdc:
+        if keep and directory is None:
+            raise UsageError("--sdc keeps no directory of its own", hint="use --folder NEW, which is kept")
         _play_sdc(system, _new(directory), svg, as_json=as_json)
         return
     settings = Settings(scheduler=SchedulerSettings(name=scheduler))

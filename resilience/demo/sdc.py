@@ -29,6 +29,7 @@ REPLICAS, ODD_RANK = 3, 1
 DEADLINE_S = 120.0
 JOB = "1"
 _TRAINING = Path(__file__).with_name("_replicas.py")
+_KEEP = "another file system, and the files are kept: resil demo --sdc --folder NEW"
 STORE, CHECKPOINT_FILE, FINAL_LOSS = "checkpoints", "model.json", "final-loss"
 """As `_replicas.py` names them in its directory."""
 
@@ -98,8 +99,10 @@ class _Training:
                 ended = list(ranks.map(run, range(self._world)))
         except DeadlineExceeded as error:
             raise DemoFailed(error.message, hint="this machine is very busy; try again") from error
-        if any(one.returncode not in (0, 1) or "Traceback" in one.stderr for one in ended):
-            raise DemoFailed(f"the training cannot run here: {ended[0].stderr.strip()[-300:]}")
+        failed = [one for one in ended if one.returncode not in (0, 1) or "Traceback" in one.stderr]
+        if failed:
+            last = failed[0].stderr.strip().rpartition("\n")[2][-300:] or f"exit code {failed[0].returncode}"
+            raise DemoFailed(f"the training cannot run here: {last}", hint=_KEEP)
         return [one.returncode for one in ended]
 
     def events(self, name: str) -> list[Mapping[str, Any]]:
@@ -111,7 +114,7 @@ class _Training:
         """Return the final loss of each rank. Raise DemoFailed if there is none."""
         paths = [self.directory / f"{FINAL_LOSS}.{rank}" for rank in range(self._world)]
         if not all(path.exists() for path in paths):
-            raise DemoFailed("a training has not reached its last step", hint=f"see {self.run_dir}")
+            raise DemoFailed("a training has not reached its last step", hint=_KEEP)
         return tuple(float(path.read_text(encoding="utf-8")) for path in paths)
 
     def resumed_at(self) -> int:

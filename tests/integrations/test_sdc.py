@@ -318,6 +318,14 @@ def test_complex_parameters_are_watched_and_generators_restored() -> None:
     assert drawn[30:32] == drawn[28:30] and len(set(drawn)) == 40
 
 
+def test_a_spike_of_the_data_goes_into_the_moments_and_stops_nothing() -> None:
+    import torch
+
+    training = Small(model := torch.nn.Linear(4, 4), torch.optim.Adam(model.parameters()))
+    training.inject = lambda: model.weight.grad.fill_(2e5)  # type: ignore[union-attr]
+    assert training.run(steps=60) == [("repeated", 30)], "its square, 4e7, is in the second moment for long"
+
+
 def test_a_parameter_of_the_optimizer_alone_is_restored_too() -> None:
     import torch
 

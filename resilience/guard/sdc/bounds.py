@@ -89,7 +89,9 @@ class Bounds:
             self._limits = [self._limit(max(both)) for both in zip(self._current, self._previous, strict=True)]
 
     def _limit(self, largest: float) -> float:
-        return min(self._ceiling, max(LEAST_LIMIT, self._times * largest)) if largest > 0 else self._ceiling
+        """Return the largest normal value: never below one of a clean step, which a spike of the data may have been."""
+        limit = max(LEAST_LIMIT, self._times * largest) if largest > 0 else self._ceiling
+        return max(largest, min(self._ceiling, limit))
 
     def _is_known(self, names: Sequence[str]) -> bool:
         return names is self._names or tuple(names) == self._names

@@ -190,8 +190,8 @@ class SdcWatch:
         try:
             names, values = self._state.largest(gradients=gradients)
             found = self._bounds.judge(names, values)
-            if self.step == self._own_step + 1:
-                found = [one for one in found if not one.value <= self._settings.sdc_ceiling]
+            if self.step == self._own_step + 1:  # second moments have the square of the gradient
+                found = [one for one in found if not one.value <= self._settings.sdc_ceiling**2]
         except Exception as error:
             self._give_up(error)
             return
