@@ -4,5 +4,5 @@
 where the numbers of a file are; `in_use.py` refuses what would harm a run; `alter.py` writes; `sequence.py` is the
 record that replays an alteration elsewhere, or undoes it.
 
-After the alteration tool of the hdf5_corrupter (diepe28, MIT), whose settings keep their names here.
+After the alteration tool of the hdf5_corrupter (diepe28, MIT); docs/decisions/0043 has the names of its settings.
 """

@@ -127,13 +127,14 @@ def look(
 def write(places: Places, seen: Look, settings: AlterationSettings) -> Record:
     """Write what was planned, and its record. Raise CheckpointError; OSError: then nothing is there that was not."""
     changes = seen.plan.changes
-    files = sorted({change.location.place(change.index)[0].file for change in changes if change.location.pieces})
-    is_tree = places.source.is_dir()
-    with _copy(places, files if is_tree else [""]) as copy:
+    files = (
+        sorted({change.location.place(change.index)[0].file for change in changes}) if places.source.is_dir() else [""]
+    )
+    with _copy(places, files) as copy:
         if changes:
             seen.layout.store(copy, changes)
         _check_stored(copy, seen, changes)
-        patches = [_patch(places.source, copy, name) for name in (files if is_tree else [""])]
+        patches = [_patch(places.source, copy, name) for name in files]
         if _stamp(places.source) != seen.stamp:
             raise CheckpointError(f"{places.source} changed while it was read", hint="wait for its save, and retry")
         record = Record(
@@ -150,7 +151,7 @@ def undo(places: Places, record: Record, name: str, *, dry_run: bool = False) ->
 
     Raise CheckpointError if it is neither the altered one nor the original; OSError.
     """
-    paths = {one: places.source / one.file if one.file else places.source for one in record.patches}
+    paths = {one: places.source / one.file for one in record.patches}
     if any(not path.is_file() for path in paths.values()):
         raise UsageError(f"{places.source} is not what {name} altered", hint="name the altered checkpoint")
     digests = {one: _digest(path) for one, path in paths.items()}
@@ -168,7 +169,7 @@ def undo(places: Places, record: Record, name: str, *, dry_run: bool = False) ->
     altered = [one for one in record.patches if digests[one] == one.after_sha256]
     with _copy(places, [one.file for one in altered]) as copy:
         for patch in altered:
-            path = copy / patch.file if patch.file else copy
+            path = copy / patch.file
             with open(path, "r+b") as file:
                 for offset, old in patch.old:
                     file.seek(offset)
@@ -199,15 +200,12 @@ def _copy(places: Places, files: Iterable[str]) -> Iterator[Path]:
     output = places.output
     copy = output.with_name(f".{output.name}.{os.urandom(6).hex()}.tmp")
     try:
-        if places.source.is_file():
-            _copy_file(places.source, copy)
-        elif places.is_in_place:
+        if places.source.is_dir():
             copy.mkdir()
-            for name in files:
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                _copy_file(places.source / name, copy / name)
-        else:
-            _copy_tree(places.source, copy)
+        for name in files if places.is_in_place else _files(places.source):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(places.source / name, copy / name)
+            (copy / name).chmod((places.source / name).stat().st_mode & 0o777 | 0o600)
         remove_stale(output.parent, copy.stat().st_mtime, of=output.name)  # of a kill
         yield copy
     finally:
@@ -217,27 +215,9 @@ def _copy(places: Places, files: Iterable[str]) -> Iterator[Path]:
             copy.unlink(missing_ok=True)
 
 
-def _copy_file(source: str | Path, target: str | Path) -> None:
-    shutil.copyfile(source, target)
-    Path(target).chmod((Path(source).stat().st_mode & 0o777) | 0o600)
-
-
-class _CopyFailed(Exception):
-    """Ends `shutil.copytree`, which would go on after an OSError: on a full disk, to no end."""
-
-
-def _copy_tree(source: Path, target: Path) -> None:
-    def copy(one: str, other: str) -> None:
-        try:
-            _copy_file(one, other)
-        except OSError as error:
-            raise _CopyFailed from error
-
-    try:
-        shutil.copytree(source, target, copy_function=copy)
-    except _CopyFailed as failed:
-        assert failed.__cause__ is not None
-        raise failed.__cause__ from None
+def _files(root: Path) -> list[str]:
+    """Return the files of a checkpoint, relative to it; if it is a file: the empty name."""
+    return sorted(str(one.relative_to(root)) for one in root.rglob("*") if one.is_file()) if root.is_dir() else [""]
 
 
 def _finish(places: Places, copy: Path, record: Record | None, files: Sequence[str]) -> None:
@@ -279,8 +259,6 @@ def _sync(path: Path, original: Path) -> None:
 
 def _check_stored(copy: Path, seen: Look, changes: Sequence[Change]) -> None:
     """Read back what was written: the stored bits are the planned ones. Raise CheckpointError."""
-    if not changes:
-        return
     with seen.layout.reading(copy) as read:
         for one in changes:
             if read(one.location, one.index) != one.bits:
@@ -290,8 +268,7 @@ def _check_stored(copy: Path, seen: Look, changes: Sequence[Change]) -> None:
 
 
 def _stamp(root: Path) -> tuple[tuple[str, int, int], ...]:
-    paths = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else [root]
-    return tuple((str(path), info.st_size, info.st_mtime_ns) for path in paths for info in (path.stat(),))
+    return tuple((name, info.st_size, info.st_mtime_ns) for name in _files(root) for info in ((root / name).stat(),))
 
 
 def _digest(path: Path) -> str:
@@ -304,7 +281,7 @@ def _patch(source: Path, copy: Path, name: str) -> Patch:
     before, after = hashlib.sha256(), hashlib.sha256()
     old: list[tuple[int, bytes]] = []
     at = size = 0
-    with open(source / name if name else source, "rb") as first, open(copy / name if name else copy, "rb") as second:
+    with open(source / name, "rb") as first, open(copy / name, "rb") as second:
         while True:
             was, now = first.read(_BLOCK), second.read(_BLOCK)
             if not was and not now:

@@ -135,10 +135,10 @@ def check_widths(chosen: Sequence[Location], settings: AlterationSettings) -> No
             )
 
 
-def _warnings(chosen: Iterable[Location], settings: AlterationSettings) -> list[str]:
-    forced = {(one.type.name, flip_type(settings, one.type)) for one in chosen if one.type is not None}
-    lossy = sorted((own, other) for own, other in forced if other not in (own, SHORTEST))
-    return [f"numbers of {own} change as {other} and are converted back, which loses bits" for own, other in lossy]
+def _warnings(forced: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return a warning of each type, and the one in which its bits change, that differ."""
+    lossy = sorted({(own, other) for own, other in forced if other not in (own, SHORTEST)})
+    return tuple(f"numbers of {own} change as {other} and are converted back, which loses bits" for own, other in lossy)
 
 
 # ---- drawing --------------------------------------------------------------------------------------------------------
@@ -207,10 +207,9 @@ def plan(locations: Sequence[Location], settings: AlterationSettings, read: Read
             break
         else:
             gave_up += 1
-    return Plan(
-        seed, tuple(altered.alterations), attempts, missed, unchanged, gave_up, tuple(_warnings(chosen, settings)),
-        altered.changes(),
-    )  # fmt: skip
+    warnings = _warnings((one.type.name, flip_type(settings, one.type)) for one in chosen if one.type is not None)
+    alterations, changes = tuple(altered.alterations), altered.changes()
+    return Plan(seed, alterations, attempts, missed, unchanged, gave_up, warnings, changes)
 
 
 def _attempts(settings: AlterationSettings, entries: int) -> int:
@@ -295,7 +294,7 @@ def replay(
     known = {components(one.name): one for one in locations}
     altered = _Altered(read)
     unchanged = gave_up = 0
-    lossy = set()
+    forced = set()
     for one in recorded:
         name, index = mapped(one.location, one.index, mappings)
         location = known.get(components(name))
@@ -313,8 +312,8 @@ def replay(
             raise UsageError(
                 f"{location.name} is {location.type.name}, and the sequence changes {one.type}", hint="map another one"
             )
-        if one.factor is None and one.flip_type not in (location.type.name, SHORTEST):
-            lossy.add((location.type.name, one.flip_type))
+        if one.factor is None:
+            forced.add((location.type.name, one.flip_type))
         before = altered.bits(location, index)
         after = changed(before, location.type, one.flip_type, one.bits, one.factor)
         if not is_allowed(after, location.type, allow_nan=allow_nan) or after is None:
@@ -323,9 +322,5 @@ def replay(
             unchanged += 1
         else:
             altered.add(location, index, one.flip_type, one.bits, one.factor, before, after)
-    warnings = [
-        f"numbers of {own} change as {other} and are converted back, which loses bits" for own, other in sorted(lossy)
-    ]
-    return Plan(
-        None, tuple(altered.alterations), len(recorded), 0, unchanged, gave_up, tuple(warnings), altered.changes()
-    )
+    alterations, changes = tuple(altered.alterations), altered.changes()
+    return Plan(None, alterations, len(recorded), 0, unchanged, gave_up, _warnings(forced), changes)

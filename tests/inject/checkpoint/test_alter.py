@@ -87,6 +87,8 @@ def test_without_a_success_the_copy_is_byte_identical(checkpoint: Path) -> None:
     places, record = altered(checkpoint, attempts=50, probability=0)
     assert raw_bytes(places.output) == raw_bytes(checkpoint) and not record.alterations and not record.patches
     assert undo(choose_places(places.output, None, None, in_place=True, word=RESTORED), record, "x") is False
+    altered(places.output, in_place=True, attempts=2, probability=0, save=places.output.with_name("s.json"))
+    assert raw_bytes(places.output) == raw_bytes(checkpoint)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -180,7 +182,7 @@ def test_a_failure_leaves_nothing_that_was_not_there(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "m")
 
-    where: Any = {"copy": (alter, "_copy_file"), "store": (find_layout(path), "store"), "patch": (alter, "_patch"),
+    where: Any = {"copy": (shutil, "copyfile"), "store": (find_layout(path), "store"), "patch": (alter, "_patch"),
                   "record": (alter, "replace_file"), "rename": (Path, "rename")}[call]  # fmt: skip
     places = choose_places(path, None, tmp_path / "s.json", in_place=in_place, word=ALTERED)
     seen = look(path, AlterationSettings(), 1, None, [])

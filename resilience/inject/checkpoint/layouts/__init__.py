@@ -158,8 +158,7 @@ def reading_at(root: Path) -> Iterator[Reader]:
         piece, offset = location.place(index)
         name = piece.file
         if name not in files:
-            path = root / name if name else root
-            files[name] = opened.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115
+            files[name] = opened.enter_context(open(root / name, "rb", buffering=0))  # noqa: SIM115
         raw = os.pread(files[name].fileno(), location.type.size, offset)
         if len(raw) < location.type.size:
             raise CheckpointError(f"{root / name} ends before {location.name} {list(index)}", hint="is it truncated?")
@@ -173,7 +172,7 @@ def store_at(root: Path, changes: Sequence[Change]) -> None:
     """Write changes at their offsets. Raise OSError."""
     for change in changes:
         piece, offset = change.location.place(change.index)
-        with open(root / piece.file if piece.file else root, "r+b", buffering=0) as file:
+        with open(root / piece.file, "r+b", buffering=0) as file:
             file.seek(offset)
             file.write(to_bytes(change.bits, change.location))
 

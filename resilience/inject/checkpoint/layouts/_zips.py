@@ -147,4 +147,4 @@ def store_in_archives(root: Path, changes: Sequence[Change]) -> None:
         assert piece.archive is not None
         offsets.setdefault((piece.file, piece.archive), []).append(offset)
     for (name, (begin, size)), places in offsets.items():
-        Archive(root / name if name else root, begin, size).renew_checksums(places)
+        Archive(root / name, begin, size).renew_checksums(places)
