@@ -322,7 +322,7 @@ def test_a_spike_of_the_data_goes_into_the_moments_and_stops_nothing() -> None:
     import torch
 
     training = Small(model := torch.nn.Linear(4, 4), torch.optim.Adam(model.parameters()))
-    training.inject = lambda: model.weight.grad.fill_(2e5)  # type: ignore[union-attr]
+    training.inject = lambda: model.weight.grad.fill_(2e5)
     assert training.run(steps=60) == [("repeated", 30)], "its square, 4e7, is in the second moment for long"
 
 
