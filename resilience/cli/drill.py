@@ -120,7 +120,8 @@ def _refuse_harm(project: Project, facts: Facts, *, yes: bool) -> None:
 
 
 def _make(project: Project, wanted: Sequence[str], command: str, limit_s: float, *, keep: bool, as_json: bool) -> int:
-    from resilience.drills.rehearse import rehearse, scratch_of
+    from resilience.drills.rehearse import rehearse
+    from resilience.drills.scratch import scratch_of
     from resilience.drills.words import Outcome
 
     clock = project.system.clock
@@ -133,19 +134,23 @@ def _make(project: Project, wanted: Sequence[str], command: str, limit_s: float,
         raise SystemExit(128 + number)  # what was begun is undone on the way out
 
     results: list[Result] = []
-    with handled(leave, signal.SIGTERM, signal.SIGHUP):
-        for result in rehearse(project, wanted, command=command, limit_s=limit_s, keep=keep, say=tell):
-            results.append(result)
-            tell(f"{result.drill}: {result.outcome.value}: {result.reason}")
-            for left in result.left:
-                say(f"warning: {left}")
-    if as_json:
-        print_json("drill", {"drills": [_record(result) for result in results]})
-    else:
-        print()
-        _show(results)
-        if keep:
-            print(f"kept: {scratch_of(project)}")
+    is_over = False
+    try:
+        with handled(leave, signal.SIGTERM, signal.SIGHUP):
+            for result in rehearse(project, wanted, command=command, limit_s=limit_s, keep=keep, say=tell):
+                results.append(result)
+                tell(f"{result.drill}: {result.outcome.value}: {result.reason}")
+                for left in result.left:
+                    say(f"warning: {left}")
+        is_over = True
+    finally:  # also after Ctrl-C or an error: what was done so far took minutes
+        if as_json:
+            print_json("drill", {"drills": [_record(result) for result in results], "interrupted": not is_over})
+        elif is_over or results:
+            print()
+            _show(results)
+    if keep and not as_json:
+        print(f"kept: {scratch_of(project)}")
     outcomes = {result.outcome for result in results}
     left_out = len(results) < len(wanted)
     return 1 if Outcome.FAIL in outcomes else EX_TEMPFAIL if Outcome.UNKNOWN in outcomes or left_out else 0

@@ -1,36 +1,31 @@
-"""Runs drills one after another, each with a training of its own, and leaves nothing behind."""
+"""Runs drills one after another, each with a training of its own."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from resilience.base.processes import is_same, start_ticks
 from resilience.drills.facts import facts_of
-from resilience.drills.isolation import changed, fingerprint, isolated, preloaded, tempo_of
+from resilience.drills.isolation import changed, fingerprint, preloaded, tempo_of
 from resilience.drills.library import Drill
-from resilience.drills.stage import Stage, own_environ
-from resilience.drills.training import CouldNotLook, Training, end_watch
+from resilience.drills.scratch import own_project, scratch, scratch_of
+from resilience.drills.stage import Stage
+from resilience.drills.training import CouldNotLook, DidWrong, Training
 from resilience.drills.words import Facts, Judgement, Outcome, Seen
 from resilience.errors import ResilError, UsageError
 from resilience.messages import suggest
 from resilience.plugins import Family
 from resilience.runs.project import Project
 from resilience.runs.run_jobs import live_jobs
-from resilience.settings.load import CONFIG_VARIABLE, load
-from resilience.system.files import make_directory, write_atomic
+from resilience.system.files import make_directory
 
 LIMIT_S = 1800.0
 """How long one drill may take."""
-OWNER = "owner"
-MARK = "drill"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +75,6 @@ def find(name: str) -> Drill:
     return found
 
 
-def scratch_of(project: Project) -> Path:
-    """Return the directory of drills: beside the state directory, so that all nodes see it."""
-    state = project.loaded.state_dir
-    return state.with_name(f"{state.name}-{MARK}")
-
-
 def is_live(project: Project, run: str) -> bool:
     """Return whether the real run has jobs. Raise SchedulerUnavailable if that is not known."""
     directory = project.directory(run)
@@ -115,7 +104,7 @@ def rehearse(
         )
     found = [(name, find(name)) for name in chosen]
     root = scratch_of(project)
-    with scratch(project, root, keep=keep):
+    with scratch(project, root, keep=keep, say=say):
         for name, drill in found:
             say(f"{name}: {drill.summary}. {drill.expects}")
             result = _rehearse(project, facts, name, drill, root / name, limit_s, say)
@@ -142,7 +131,7 @@ def _rehearse(
     if drill.preloads and not os.access("/dev/fuse", os.W_OK) and shutil.which("cc"):
         facts = replace(facts, command=preloaded(facts.command, facts.template, sys.executable))
     training = Training(
-        Stage(_own_project(project, facts, name, scratch)), facts, scratch, tempo_of(facts.scheduler),
+        Stage(own_project(project, facts, name, scratch)), facts, scratch, tempo_of(facts.scheduler),
         limit_s=limit_s, say=say,
     )  # fmt: skip
     left: list[str] = []
@@ -168,63 +157,11 @@ def _play(drill: Drill, training: Training, facts: Facts) -> Judgement:
         training.start()
         drill.play(training)
         return drill.judge(training.finish(), facts)
+    except DidWrong as error:
+        return Judgement(Outcome.FAIL, error.message, error.hint)
     except CouldNotLook as error:
         return Judgement(Outcome.UNKNOWN, error.message, error.hint)
     except ResilError as error:
         return Judgement(Outcome.UNKNOWN, f"the drill could not be made: {error.message}", error.hint)
     except OSError as error:
         return Judgement(Outcome.UNKNOWN, f"the drill could not be made: {error}")
-
-
-def _own_project(project: Project, facts: Facts, name: str, scratch: Path) -> Project:
-    """Return the project of a drill: the user's settings, with a state directory and checkpoints of its own."""
-    own = isolated(facts, name, scratch, tempo_of(facts.scheduler), command=facts.command)
-    own["RESIL_SCHEDULER__NAME"] = facts.scheduler
-    if project.loaded.path is not None:
-        own[CONFIG_VARIABLE] = str(project.loaded.path)
-    spool = scratch / "spool" if facts.scheduler == "local" else None
-    system = replace(
-        project.system, cwd=project.loaded.project, environ=own_environ(project.system.environ, own, spool)
-    )
-    return Project(system, load(system, named=project.loaded.path))
-
-
-# ---- the directory of drills -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def scratch(project: Project, root: Path, *, keep: bool) -> Iterator[None]:
-    """Make the directory of drills, after what an earlier one has left was ended, and remove it afterwards."""
-    clean_up(project, root)
-    new = root.with_name(f"{root.name}.{os.getpid()}.new")
-    make_directory(new, mode=0o700)
-    write_atomic(new / OWNER, f"{socket.gethostname()} {os.getpid()} {start_ticks(os.getpid())}\n", mode=0o600)
-    try:
-        new.rename(root)  # with its owner in it, so that nobody takes it for one that was left
-    except OSError as error:
-        shutil.rmtree(new, ignore_errors=True)
-        raise UsageError(f"another drill begins: {root} is there", hint="wait for it") from error
-    try:
-        yield
-    finally:
-        if not keep:
-            shutil.rmtree(root, ignore_errors=True)
-
-
-def clean_up(project: Project, root: Path) -> None:
-    """End what a drill that was killed has left. Raise UsageError if one runs, or may run on another host."""
-    if not root.exists():
-        return
-    host, pid, ticks = "", 0, 0
-    with suppress(OSError, ValueError):
-        host, *numbers = (root / OWNER).read_text().split()
-        pid, ticks = map(int, numbers)
-    if host and host != socket.gethostname():
-        raise UsageError(f"a drill was started on {host}, and may still run there", hint=f"if not: rm -r {root}")
-    if pid and is_same(pid, ticks) and pid != os.getpid():
-        raise UsageError(f"another drill runs: process {pid}", hint="wait for it, or interrupt it")
-    facts = facts_of(project)
-    for one in [path for path in root.iterdir() if path.is_dir()]:
-        end_watch(one)
-        Stage(_own_project(project, facts, one.name, one)).close()
-    shutil.rmtree(root, ignore_errors=True)

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from resilience import layout
-from resilience.alerts.incident import Incident
-from resilience.alerts.state import open_alert_state
-from resilience.attempts.failure import FailureClass
-from resilience.attempts.ledger import LedgerRow, read_ledger
-from resilience.base.processes import is_same, start_ticks
-from resilience.checkpoints.directory import Checkpoint, StoreDirectory
-from resilience.checkpoints.names import BAD
+from resilience.attempts.ledger import LedgerRow
+from resilience.checkpoints.directory import StoreDirectory
 from resilience.drills.isolation import Tempo
+from resilience.drills.readings import SAVES, Readings, answer, is_finished
 from resilience.drills.stage import NotInTime, Stage
+from resilience.drills.watchdogs import Watchdogs
 from resilience.drills.words import Facts, Seen
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.inject.injecting import Running
-from resilience.job import Job
 from resilience.messages import cut
 from resilience.quantities import format_duration
 from resilience.runs import switches
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_files import last_events, read_attempts
-from resilience.runs.run_logs import newest_log
-from resilience.runs.submissions import read_intents
+from resilience.runs.run_files import read_attempts
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.switch import Scope
-from resilience.system.files import write_atomic
 from resilience.system.ports import System
 
 ValueT = TypeVar("ValueT")
@@ -46,11 +36,8 @@ STEPS = 3
 SLOW = 5.0
 """A training counts as hung after so many of its steps, if that is longer than the tempo says."""
 MOST_HANG_S = 600.0
-LOG_LINES = 5
 CAUSE = 120
 """Characters of the reason why an attempt ended."""
-WATCH = "watch.pid"
-WATCH_END_S = 10.0
 ASK_AGAIN_S = 5.0
 SLOWER = 3.0
 """The next attempt may take so many times as long to start as the first one did."""
@@ -59,6 +46,11 @@ ENDED_S = 3.0
 TRAIN_LONGER = "let it train for longer, with more steps: resil drill --command 'COMMAND'"
 FINISHED = "the training reached its last step before the end of the drill"
 LOOK = "see the whole log with --keep; the training must run for a minute, tell a guard its steps, and save when asked"
+NO_GUARD = "create the guard before the slow parts of the start, and call guard.step(); for a slow one: --limit 2h"
+GUARD_TOLD_S, GUARD_SHARE = 60.0, 6
+"""So long after the launch it is said that no guard has reported; after this part of the limit the drill gives up."""
+IGNORED_STEPS, IGNORED_S = 20, 15.0
+"""So many steps, and so much time, without a save show that a training does not save when it is told to."""
 SAVE_S, SLOW_SAVE = 600.0, 20.0
 """A save that was asked for is waited for so long, or so many steps."""
 DEADLINE_S = 5.0
@@ -68,6 +60,10 @@ MOST_S = 3600.0
 
 class CouldNotLook(ResilError):
     """The drill cannot be made here, or its training did not come far enough: UNKNOWN, neither PASS nor FAIL."""
+
+
+class DidWrong(ResilError):
+    """The training failed already at what the drill needs before its fault: FAIL."""
 
 
 class Training:
@@ -91,15 +87,18 @@ class Training:
         self.stage, self.facts, self.scratch, self.tempo, self.say = stage, facts, scratch, tempo, say
         self.seen = Seen()
         self.step_s = 0.0
-        self.name = stage.project.default_run()
+        self.readings = Readings(stage, facts, scratch)
+        self.name = self.readings.name
         self._clock = stage.project.system.clock
         self._deadline = self._clock.monotonic() + limit_s
         self._limit_s = limit_s
         self._since = self._at = self._start_s = 0.0
         self._struck: LedgerRow | None = None
         self._jobs: tuple[tuple[str, str], ...] = ()
-        self._watch: subprocess.Popen[bytes] | None = None
+        self._watch: Watchdogs | None = None
+        self._told: dict[str, float] = {}
         self._running: Running | None = None
+        self._failed_saves = 0
         self._is_blind = False
 
     # ---- what it is ------------------------------------------------------------------------------------------------
@@ -112,30 +111,24 @@ class Training:
     @property
     def directory(self) -> RunDirectory:
         """Return the run directory."""
-        return self.stage.run(self.name)
+        return self.readings.directory
 
     @property
     def store(self) -> StoreDirectory | None:
         """Return the directory of checkpoints; None if resil does not know it."""
-        path = self.stage.project.loaded.store_path(self.name)
-        return None if path is None else StoreDirectory(path)
+        return self.readings.store
 
     def rows(self) -> tuple[LedgerRow, ...]:
         """Return the attempts."""
-        return read_ledger(self.directory)
+        return self.readings.rows()
 
     def step(self) -> int:
         """Return the newest step of rank 0; 0 before the first."""
-        found = self.stage.ranks(self.name).get(0)
-        if found is not None:
-            return found[1].step
-        rows = self.rows()
-        return (rows[-1].last_step or 0) if rows else 0
+        return self.readings.step()
 
     def durable(self) -> int | None:
-        """Return the step of the newest durable save of the running attempt; None: none."""
-        rows = self.rows()
-        return max((row.durable_step for row in rows if row.durable_step is not None), default=None)
+        """Return the step of the newest durable save; None: none."""
+        return self.readings.durable()
 
     # ---- what is done with it ----------------------------------------------------------------------------------------
 
@@ -158,16 +151,19 @@ class Training:
 
     def save(self) -> int:
         """Ask for a save, and return its step once it is durable. Raise CouldNotLook."""
-        before = self.durable() or 0
-        asked = self.step()
-        switches.set_switch(self.stage.project, self.directory, layout.SAVE_SWITCH, why="a drill", scope=Scope.JOB)
-        self.until(
-            lambda: (self.durable() or 0) > max(before, asked - 1),
-            "the save that the drill asked for",
-            max(SAVE_S, SLOW_SAVE * self.step_s),
-        )
+        before, asked = self.durable() or 0, self.step()
+        known, self._told = len(self._saves()), {}
+        self.ask_for_save()
+
+        def is_saved() -> bool:
+            if (self.durable() or 0) > max(before, asked - 1):
+                return True
+            self._check_answer(known)
+            return False
+
+        self.until(is_saved, "the save that the drill asked for", max(SAVE_S, SLOW_SAVE * self.step_s))
         durable = self.durable() or 0
-        if self.store is not None and self.facts.is_own_store and not self._checkpoints():
+        if self.store is not None and self.facts.is_own_store and not self.readings.checkpoints():
             raise CouldNotLook(
                 f"step {durable} was saved, and not in {self.store.path}, where the drill wants it: the training saves "
                 "in a place of its own",
@@ -180,11 +176,12 @@ class Training:
         """Inject the fault; `act` does it and returns what it did, in words. Everything is measured from here."""
         rows = self.rows()
         if not rows or rows[-1].failure is not None:
-            raise CouldNotLook(f"the training ended before the fault: {self._last_words()}", hint=TRAIN_LONGER)
+            raise CouldNotLook(f"the training ended before the fault: {self.readings.last_words()}", hint=TRAIN_LONGER)
         self._struck = rows[-1]
-        self._jobs = self._queue()
+        self._jobs = self.readings.queue()
         ranks = len(self.stage.ranks(self.name))
         self.seen = replace(self.seen, step=self.step(), durable=self.durable(), ranks=ranks)
+        self._failed_saves = len(self.readings.events("save_failed"))
         self._since = self._at = self._clock.now()
         done = act()
         if self._running is not None and self._running.injection.until is not None:
@@ -202,29 +199,14 @@ class Training:
         hang_s = min(MOST_HANG_S, max(self.tempo.hang_s, SLOW * self.step_s))
         own = {"RESIL_WATCH__LOG__TIMEOUT_S": f"{hang_s:g}", **(environ or {})}
         count = 1 + round(self._limit_s / self.tempo.watch_s)  # then it ends by itself, also if the drill was killed
-        words = ["watch", "--all", "--alert", "--every", f"{self.tempo.watch_s:g}s", "--count", str(count)]
-        words += ["--deadline", f"{deadline_s:g}s"] if deadline_s else []
-        with open(self.scratch / "watch.log", "ab") as output:
-            self._watch = subprocess.Popen(
-                [sys.executable, "-m", "resilience", *words],
-                stdout=output,
-                stderr=output,
-                stdin=subprocess.DEVNULL,
-                cwd=self.system.cwd,
-                env={**self.system.environ, **own},
-                start_new_session=True,
-            )
-        write_atomic(self.scratch / WATCH, f"{self._watch.pid} {start_ticks(self._watch.pid) or 0}\n", mode=0o600)
+        self._watch = Watchdogs(
+            self.scratch, self.system.cwd, {**self.system.environ, **own}, self.tempo.watch_s, count, deadline_s
+        )
 
     def stop_watching(self) -> None:
         """End the watchdogs."""
         if self._watch is not None:
-            self._watch.terminate()  # not its probes, for whose answers it would wait
-            with suppress(subprocess.TimeoutExpired):
-                self._watch.wait(WATCH_END_S)
-            with suppress(ProcessLookupError):
-                os.killpg(self._watch.pid, signal.SIGKILL)
-            self._watch.wait()
+            self._watch.end()
             self._watch = None
 
     # ---- how it is broken --------------------------------------------------------------------------------------------
@@ -260,7 +242,7 @@ class Training:
         except ResilError as error:
             if self.rows() and self.see(lambda: self.rows()[-1].failure is not None, ENDED_S):
                 raise CouldNotLook(
-                    f"the training ended before the fault: {self._last_words()}", hint=TRAIN_LONGER
+                    f"the training ended before the fault: {self.readings.last_words()}", hint=TRAIN_LONGER
                 ) from None
             raise CouldNotLook(f"the fault is not possible here: {error.message}", hint=error.hint) from None
         return self._running.injection.does
@@ -273,7 +255,7 @@ class Training:
 
     def newest_checkpoint(self) -> Path:
         """Return the newest checkpoint. Raise CouldNotLook."""
-        found = self._checkpoints()
+        found = self.readings.checkpoints()
         if not found:
             raise CouldNotLook("there is no checkpoint")
         return found[-1].path
@@ -281,6 +263,10 @@ class Training:
     def ask_for_save(self) -> None:
         """Ask for a save, without waiting."""
         switches.set_switch(self.stage.project, self.directory, layout.SAVE_SWITCH, why="a drill", scope=Scope.JOB)
+
+    def withdraw_save(self) -> None:
+        """Ask no longer for a save that has failed: each next attempt would fail at it, until the breaker holds all."""
+        switches.clear(self.stage.project, self.directory)
 
     def hang_controller(self) -> str:
         """Let every question to the scheduler hang, also those of the watchdogs; return a sentence."""
@@ -298,7 +284,7 @@ class Training:
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
 
-    def until(self, found: Callable[[], ValueT], what: str, limit_s: float = 0.0) -> ValueT:
+    def until(self, found: Callable[[], ValueT], what: str, limit_s: float | None = None) -> ValueT:
         """Wait for something that must come. Raise CouldNotLook, with the end of the log, if it does not in time."""
         left_s = max(0.0, self._deadline - self._clock.monotonic())
         state = {"over": False}
@@ -308,15 +294,15 @@ class Training:
                 value = found()
             except StateDirectoryError:  # a file that is being replaced
                 return False
-            state["over"] = not value and self._all_ended()
+            state["over"] = not value and not self._is_blind and self.readings.all_ended()
             return value or state["over"]
 
         try:
-            value = self.stage.until(look, min(limit_s or left_s, left_s), what)
+            value = self.stage.until(look, left_s if limit_s is None else min(limit_s, left_s), what)
         except NotInTime as error:
-            raise CouldNotLook(f"{error.message}: {self._last_words()}", hint=LOOK) from None
+            raise CouldNotLook(f"{error.message}: {self.readings.last_words()}", hint=LOOK) from None
         if state["over"]:
-            raise CouldNotLook(f"all jobs ended before {what}: {self._last_words()}", hint=LOOK)
+            raise CouldNotLook(f"all jobs ended before {what}: {self.readings.last_words()}", hint=LOOK)
         return value  # type: ignore[return-value]
 
     def see(self, found: Callable[[], object], limit_s: float) -> bool:
@@ -371,13 +357,12 @@ class Training:
             return False
         row = next_one()
         assert row is not None
-        bad = self._set_aside()
         self.seen = replace(
             self.seen,
             resumed_s=max(0.0, self._clock.now() - self._at),
             resumed_at=row.first_step,
-            set_aside=tuple(bad),
-            lost_bytes=self._lost_bytes(),
+            set_aside=tuple(self.readings.set_aside()),
+            lost_bytes=self.readings.lost_bytes(),
         )
         self.say(f"attempt {row.attempt} goes on at step {row.first_step}")
         return True
@@ -410,8 +395,7 @@ class Training:
         def failed() -> bool:
             if self._row().failure is not None:
                 return self.see_end(0.0)
-            events = last_events(self.directory, self.job_id(), "0", words=(b'"save_failed"',))
-            late = [one for one in events if one.get("event") == "save_failed" and _time(one) >= self._at]
+            late = self.readings.events("save_failed")[self._failed_saves :]
             if late:
                 self.note(f"the save of step {late[-1].get('step')} failed: {late[-1].get('error')}")
             return bool(late)
@@ -420,7 +404,7 @@ class Training:
 
     def see_saved_again(self, limit_s: float) -> None:
         """Ask for saves until one is durable, in this attempt or the next."""
-        before, asked_at = self.seen.durable or 0, 0.0
+        before, asked_at = max(self.seen.durable or 0, self.durable() or 0), 0.0
 
         def saved() -> bool:
             nonlocal asked_at
@@ -437,7 +421,7 @@ class Training:
         """Return what was measured, with what watchdogs have told meanwhile."""
         if self._at:
             self._measure_told(())
-            self.seen = replace(self.seen, left_alone=self._queue() == self._jobs)
+            self.seen = replace(self.seen, left_alone=self.readings.queue() == self._jobs)
         return self.seen
 
     def close(self) -> list[str]:
@@ -466,9 +450,53 @@ class Training:
                 "those of the real run, and was ended before a save",
                 hint="load and save with Store.from_env(), or below $RESIL_DRILL_DIR if that is set",
             )
+        for row in rows:
+            if row.failure is not None and f"end of {row.attempt}" not in self._told:
+                self._told[f"end of {row.attempt}"] = 0.0
+                self.say(f"attempt {row.attempt} ended before it trained: {cut(row.failure.reason, CAUSE)}")
         if not rows or rows[-1].failure is not None:
             return False
+        self._check_guard(rows[-1])
         return (rows[-1].last_step or 0) >= (rows[-1].first_step or 0) + STEPS
+
+    def _check_guard(self, row: LedgerRow) -> None:
+        """Say that no guard has reported a while after the launch, and raise CouldNotLook later."""
+        if row.launch_time is None or row.first_step is not None or self.stage.ranks(self.name):
+            return
+        waited_s = self._since_first(f"launch of {row.attempt}")
+        if waited_s > max(GUARD_TOLD_S, self._limit_s / GUARD_SHARE):
+            waited = format_duration(waited_s)
+            raise CouldNotLook(
+                f"no guard has reported in the {waited} since the launch: {self.readings.last_words()}", hint=NO_GUARD
+            )
+        if waited_s > GUARD_TOLD_S and "no guard" not in self._told:
+            self._since_first("no guard")
+            self.say("the training was launched, and no guard has reported yet: drills need one (TrainingGuard)")
+
+    def _since_first(self, what: str) -> float:
+        """Return how long ago this was asked for the first time."""
+        now = self._clock.monotonic()
+        return now - self._told.setdefault(what, now)
+
+    def _saves(self) -> list[Mapping[str, object]]:
+        return self.readings.events("decision", *SAVES)
+
+    def _check_answer(self, known: int) -> None:
+        """Raise DidWrong if the training does not save although it was told to, CouldNotLook if its save failed.
+
+        `known`: how many decisions and saves there were before.
+        """
+        told, error = answer(self._saves()[known:])
+        if error:
+            raise CouldNotLook(f"a save failed before the fault: {error}", hint="make room; see the log with --keep")
+        if told is None:
+            return
+        waited_s = self._since_first(f"told at {told}")
+        if waited_s > IGNORED_S and self.step() >= told + IGNORED_STEPS:
+            raise DidWrong(
+                f"the training was told to save at step {told}, and is at step {self.step()} without a save",
+                hint="save when decision.save says so, inside `with guard.saving(): ...`",
+            )
 
     def _end_without_save(self) -> None:
         """End the training by SIGKILL: a guard saves when a job is cancelled. No queued job starts afterwards."""
@@ -489,112 +517,15 @@ class Training:
     def _measure_told(self, checks: tuple[str, ...]) -> None:
         if self.seen.told_s is not None:
             return
-        found = [one for one in self._incidents() if not checks or one.check in checks]
+        found = [one for one in self.readings.incidents(self._since) if not checks or one.check in checks]
         if found:
             first = min(found, key=lambda one: one.first_told or 0.0)
             told_s = max(0.0, (first.first_told or 0.0) - self._at)
             self.seen = replace(self.seen, told_s=told_s, told=f"{first.check}: {first.summary}")
             self.say(f"told after {told_s:.0f} s: {self.seen.told}")
 
-    def _incidents(self) -> list[Incident]:
-        """Return the incidents of the drill that were told after the fault."""
-        ledger = open_alert_state(self.stage.project, touch=False).ledger
-        own = str(self.scratch)
-        return [
-            one
-            for one in ledger.incidents()
-            if one.first_told is not None and one.first_told >= self._since
-            and (one.run == self.name or own in one.subject or self.name in one.subject or one.check == "job")
-        ]  # fmt: skip
-
-    def _checkpoints(self) -> list[Checkpoint]:
-        try:
-            return [] if self.store is None else self.store.checkpoints()
-        except FileNotFoundError:
-            return []
-
-    def _set_aside(self) -> list[str]:
-        if self.store is None or not self.facts.is_own_store:
-            return []
-        with suppress(OSError, ResilError):
-            return list(self.store.bad())
-        return []
-
-    def _lost_bytes(self) -> int:
-        """Return the size of what was set aside, and of saves that were never finished."""
-        store, names = self.store, list[str]()
-        if store is None or not self.facts.is_own_store:
-            return 0
-        with suppress(OSError, ResilError):
-            names = [f"{BAD}/{name}" for name in store.bad()] + store.parts()
-        return sum(_size(store.path / name) for name in names)
-
-    def _queue(self) -> tuple[tuple[str, str], ...]:
-        """Return the jobs that wait, and the number of submissions."""
-        with suppress(ResilError):
-            waiting = [(str(job.id.whole), job.reason) for job in self.stage.jobs() if job.state.is_waiting]
-            return (*sorted(waiting), ("submissions", str(len(read_intents(self.directory)))))
-        return ()
-
-    def _all_ended(self) -> bool:
-        if self._is_blind:
-            return False
-        try:
-            jobs: tuple[Job, ...] = self.stage.jobs()
-        except ResilError:
-            return False
-        return bool(jobs) and not any(job.state.is_alive for job in jobs)
-
-    def _last_words(self) -> str:
-        """Return why the training may not have come far enough: the end of its log."""
-        rows = self.rows()
-        if rows and is_finished(rows[-1]):
-            return "it has finished"
-        if rows and rows[-1].failure is not None:
-            return f"{rows[-1].failure.reason}; {self._end_of_log(is_own=True)}"
-        return self._end_of_log()
-
-    def _end_of_log(self, *, is_own: bool = False) -> str:
-        """Return the end of the log, with `is_own` without the lines of resil, as far as there are others."""
-        path = newest_log(self.directory, read_intents(self.directory))
-        if path is None:
-            states = ", ".join(f"job {job.id} {job.state} {job.reason}".strip() for job in self.stage.jobs())
-            return states or "there is no job"
-        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-        own = [line for line in lines if not line.startswith("resil: ")] if is_own else []
-        lines = (own or lines)[-LOG_LINES:]
-        return "its log ends: " + " / ".join(lines) if lines else "its log is empty"
-
-
-def is_finished(row: LedgerRow) -> bool:
-    """Return whether an attempt reached the end of the training. Pure."""
-    return row.failure is not None and row.failure.failure is FailureClass.FINISHED
-
 
 def _end_of(row: LedgerRow) -> str:
     if row.signal is not None:
         return f"killed by {signal.Signals(row.signal).name}" if row.signal in set(signal.Signals) else "killed"
     return "" if row.end is None else row.end.value
-
-
-def end_watch(scratch: Path) -> None:
-    """End the watchdogs of a drill that was killed."""
-    with suppress(OSError, ValueError):
-        pid, ticks = map(int, (scratch / WATCH).read_text().split())
-        if is_same(pid, ticks):
-            os.killpg(pid, signal.SIGKILL)
-
-
-def _time(event: Mapping[str, Any]) -> float:
-    time = event.get("time")
-    return float(time) if isinstance(time, int | float) else 0.0
-
-
-def _size(path: Path) -> int:
-    """Return the bytes of all files in a directory, or of a file."""
-    total = 0
-    for root, _, names in os.walk(path):
-        for name in names:
-            with suppress(OSError):
-                total += Path(root, name).stat().st_size
-    return total

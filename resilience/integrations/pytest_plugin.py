@@ -29,6 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("resil_cluster", text, default="embedded")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse an ini value that makes no sense before a test runs, and not in each of them."""
+    kind = config.getini("resil_cluster")
+    if kind not in KINDS:
+        raise pytest.UsageError(f"resil_cluster = {kind}: write one of {', '.join(KINDS)}")
+
+
 @pytest.fixture
 def resil_guard() -> Iterator[GuardScript]:
     """A guard that follows a script: every `TrainingGuard.from_env()` of the test does."""
@@ -44,8 +51,6 @@ def resil_cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
     from resilience.integrations.pytest_cluster import open_cluster
 
     kind = str(request.config.getoption("--resil-cluster") or request.config.getini("resil_cluster"))
-    if kind not in KINDS:
-        raise pytest.UsageError(f"resil_cluster = {kind}: write one of {', '.join(KINDS)}")
     own = request.getfixturevalue("tmp_path")
     with open_cluster(kind, own / "resil", request.config.rootpath) as cluster:
         yield cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from resilience.drills import rehearse
 from resilience.drills.rehearse import Result
 from resilience.drills.words import Outcome, Seen
+from resilience.errors import SchedulerUnavailable
 from tests.lab.shell import SETTINGS, Shell
 
 SEEN = Seen(done="SIGKILL", step=30, durable=20, ranks=1, stopped_s=1.2, end="killed by SIGKILL", resumed_s=8.4,
@@ -67,6 +69,24 @@ def test_the_exit_code_says_whether_all_passed(
 ) -> None:
     plays(monkeypatch, *(result(outcome=one) for one in outcomes))
     assert stored.resil("drill", "kill-rank", "walltime", "--json").code == code
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SchedulerUnavailable("no answer")])
+def test_what_was_done_before_an_interrupt_or_an_error_is_shown(
+    stored: Shell, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def play(*_: Any, **__: Any) -> Iterator[Result]:
+        yield result()
+        raise error
+
+    monkeypatch.setattr(rehearse, "rehearse", play)
+    said = stored.resil("drill", "--all", "--json")
+    document = json.loads(said.out)
+    assert [one["drill"] for one in document["drills"]] == ["kill-rank"] and document["interrupted"]
+    assert said.code not in (0, 1)
+    assert "kill-rank  PASS" in stored.resil("drill", "--all").out
+    plays(monkeypatch, result())
+    assert stored.resil("drill", "kill-rank", "--json").json["interrupted"] is False
 
 
 def test_without_a_name_the_plan_is_shown_and_nothing_is_run(stored: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

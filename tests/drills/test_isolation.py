@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from resilience.base.processes import start_ticks
-from resilience.drills import rehearse
+from resilience.drills import scratch as scratches
 from resilience.drills.isolation import SLURM_TEMPO, changed, drill_run, fingerprint, hazards, isolated, preloaded
-from resilience.drills.rehearse import OWNER, scratch, scratch_of
+from resilience.drills.scratch import OWNER, scratch, scratch_of
 from resilience.drills.stage import own_environ
 from resilience.drills.words import Facts
 from resilience.errors import UsageError
@@ -132,11 +132,11 @@ def test_a_directory_of_drills_is_left_to_the_drill_that_runs_and_taken_from_one
     root.mkdir(parents=True)
     (root / OWNER).write_text(f"{socket.gethostname()} {OTHER} {ticks}\n")
     if refused:
-        with pytest.raises(UsageError, match=refused), scratch(project, root, keep=False):
+        with pytest.raises(UsageError, match=refused), scratch(project, root, keep=False, say=print):
             pass
         assert root.exists()
     else:
-        with scratch(project, root, keep=False):
+        with scratch(project, root, keep=False, say=print):
             owner = f"{socket.gethostname()} {os.getpid()} {start_ticks(os.getpid())}"
             assert (root / OWNER).read_text().strip() == owner
         assert not root.exists()
@@ -150,7 +150,32 @@ def test_of_two_drills_that_begin_at_once_one_is_refused(tmp_path: Path, monkeyp
         root.mkdir(parents=True)
         (root / OWNER).write_text("node7 12 34\n")
 
-    monkeypatch.setattr(rehearse, "clean_up", other_begins)
-    with pytest.raises(UsageError, match="another drill begins"), scratch(project, root, keep=False):
+    monkeypatch.setattr(scratches, "clean_up", other_begins)
+    with pytest.raises(UsageError, match="another drill begins"), scratch(project, root, keep=False, say=print):
         pass
     assert [path.name for path in root.parent.iterdir() if root.name in path.name] == [root.name]
+
+
+def test_a_directory_that_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = make_project(tmp_path, settings='[run]\nname = "gpt"\ncommand = "true"\n')
+    root, said = scratch_of(project), list[str]()
+    monkeypatch.setattr(scratches, "REMOVAL_S", 0.0)
+
+    def refused(*_: object, dir_fd: int | None = None) -> None:
+        raise PermissionError(13, "Permission denied", "of-another-user")
+
+    with scratch(project, root, keep=False, say=said.append):
+        monkeypatch.setattr(os, "unlink", refused)
+    monkeypatch.undo()
+    assert said == [f"{root} could not be removed (of-another-user: Permission denied)"]
+
+
+def test_a_drill_on_another_host_is_not_taken_away_and_how_to_find_out_is_said(tmp_path: Path) -> None:
+    project = make_project(tmp_path, settings='[run]\nname = "gpt"\ncommand = "true"\n')
+    root = scratch_of(project)
+    root.mkdir(parents=True)
+    (root / OWNER).write_text("login7 4711 99\n")
+    with pytest.raises(UsageError, match="started on login7") as refused, scratch(project, root, keep=False, say=print):
+        pass
+    assert "ssh login7 ps -p 4711" in refused.value.hint and "--name gpt-drill" in refused.value.hint
+    assert root.exists()

@@ -197,6 +197,13 @@ def test_slurm_is_used_only_when_asked_for_and_it_answers(
     skipped.stdout.fnmatch_lines(["*resil_cluster = slurm: scontrol ping says: Slurmctld is DOWN*"])
 
 
+def test_a_cluster_that_there_is_not_is_told_once_and_no_test_runs(outcome: pytest.Pytester) -> None:
+    outcome.makepyfile(test_own="def test_one(resil_cluster): pass\ndef test_two(resil_cluster): pass\n")
+    refused = outcome.runpytest_subprocess(*PLUGIN, "-o", "resil_cluster=slrm", timeout=120)
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    assert (refused.stdout.str() + refused.stderr.str()).count("resil_cluster = slrm: write one of") == 1
+
+
 def test_a_plugin_that_no_test_uses_imports_nothing_of_resil() -> None:
     code = (
         "import sys, pytest; before = set(sys.modules); import resilience.integrations.pytest_plugin;"

@@ -44,8 +44,9 @@ def play(training: Training) -> None:
         return done
 
     training.strike(fill)
-    training.see_told(TELL_S, "fs", "log", "ckpt")
     training.see_failed_save(TELL_S)
+    training.withdraw_save()
+    training.see_told(TELL_S, "fs", "log", "ckpt")
     training.restore()
     training.see_saved_again(SAVE_S)
 
