@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilience.drills.library.corrupt_checkpoint import damage_checkpoint
+from resilience.drills.readings import answer
 from resilience.drills.rehearse import find, names
 from resilience.drills.words import Facts, Outcome, Seen
 from resilience.errors import UsageError
@@ -145,3 +146,27 @@ def test_one_bit_of_the_largest_file_is_flipped(tmp_path: Path) -> None:
     path, bit = damage_checkpoint(tmp_path)
     changed = bytes([0] * 50 + [1] + [0] * 49)
     assert (path.name, bit, path.read_bytes()) == ("large", 400, changed)
+
+
+DECIDED, BEGAN, SAVED, FAILED = (
+    {"event": "decision", "save": True, "step": 12}, {"event": "save_begin", "step": 12},
+    {"event": "save", "step": 12}, {"event": "save_failed", "step": 12, "error": "no space"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("events", "found"),
+    [
+        ([], (None, "")),
+        ([DECIDED], (12, "")),
+        ([DECIDED, {**DECIDED, "step": 30}], (12, "")),
+        ([{**DECIDED, "save": False}], (None, "")),
+        ([DECIDED, BEGAN], (None, "")),
+        ([DECIDED, BEGAN, FAILED], (None, "no space")),
+        ([DECIDED, BEGAN, FAILED, DECIDED, BEGAN, SAVED], (None, "")),
+    ],
+)
+def test_a_training_that_is_told_to_save_and_does_not_is_found_out(
+    events: list[dict[str, object]], found: tuple[int | None, str]
+) -> None:
+    assert answer(events) == found

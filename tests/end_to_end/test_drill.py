@@ -84,6 +84,7 @@ def test_every_drill_passes_with_a_training_that_does_everything_right(shell: Sh
         ("100_000", "40", "controller", 75, "the training reached its last step before the end of the drill"),
         ("import json", "import jsn, json", "stop-rank", 75, "No module named 'jsn'"),
         (":= store.latest()", ":= None", "full-checkpoints", 1, "began at step 0, although step"),
+        ("if decision.save:", "if False:", "kill-rank", 1, "was told to save at step"),
         (":= store.latest()", ":= None", "corrupt-checkpoint", 1, "without a look at the checkpoints"),
     ],
 )
@@ -97,6 +98,35 @@ def test_a_training_that_does_something_wrong_gets_the_verdict_that_it_deserves(
     (found,) = json.loads(done.stdout)["drills"]
     assert (done.returncode, says in found["reason"]) == (code, True), found
     assert found["advice"] and not found["left"]
+
+
+@pytest.mark.soak
+@SOAK
+def test_a_training_without_a_guard_is_told_after_a_minute_and_given_up_before_the_limit(shell: Shell) -> None:
+    prepare(shell)
+    (shell.directory / "train.py").write_text("import time\nprint('step 1')\ntime.sleep(900)\n")
+    done = shell.resil("drill", "kill-rank", "--limit", "5m", "--json")
+    (found,) = json.loads(done.stdout)["drills"]
+    assert done.returncode == 75 and "no guard has reported in the" in found["reason"], found
+    assert found["seconds"] < 200 and "step 1" in found["reason"]
+
+
+@pytest.mark.soak
+@SOAK
+def test_a_training_that_ends_by_a_failed_save_is_not_held_by_the_breaker_while_nobody_was_told_yet(
+    shell: Shell,
+) -> None:
+    """On a busy machine the watchdogs take a minute: no further attempt is to fail at the same request meanwhile."""
+    prepare(shell, more="[act]\nenabled = true\n")
+    slow = (
+        "import runpy, time\nfrom resilience.drills.training import Training\nreal = Training.see_told\n"
+        "def see(self, *words):\n    time.sleep(20)\n    return real(self, *words)\n"
+        "Training.see_told = see\nrunpy.run_module('resilience', run_name='__main__', alter_sys=True)\n"
+    )
+    (shell.directory / "train.py").write_text(TRAIN.replace("except OSError", "except ArithmeticError"))
+    argv = [sys.executable, "-c", slow, "drill", "full-checkpoints", "--scheduler", "local"]
+    done = subprocess.run(argv, cwd=shell.directory, env=shell.environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.soak
