@@ -19,6 +19,7 @@ from resilience.base.processes import is_alive, is_same, start_ticks
 from resilience.errors import ProbeError
 from resilience.messages import cut
 from resilience.runs.run_jobs import srun_command
+from resilience.system.answers import answer_lines, parse_answers
 from resilience.system.ports import System
 
 SRUN_S = 30.0
@@ -205,11 +206,9 @@ class Nodes:
             failure: ProbeError | None = error
         else:
             failure = None
-        for line in lines:
-            with suppress(ValueError, KeyError, TypeError):
-                one = json.loads(line)
-                found.add(one["host"])
-                yield one["host"], one
+        for one in parse_answers(lines):
+            found.add(str(one["host"]))
+            yield str(one["host"]), one
         if missing := sorted(set(orders) - found):
             if failure is not None:
                 raise ProbeError(
@@ -225,7 +224,7 @@ def main(order: str) -> int:
     own = json.loads(order)[host]
     sends = "signal" in own
     found = answer({**own, "signal": 0} if sends else own)  # 0: only whether it could be sent
-    sys.stdout.write(json.dumps({"host": host, **found}) + "\n")
+    sys.stdout.write(answer_lines({"host": host, **found}))
     sys.stdout.flush()
     if sends:  # after the answer: this task may end with the job that it hits
         answer(own)

@@ -25,6 +25,7 @@ from resilience.nodes.fleet import LEAST_VALUES, NO_ANSWER, NodeReading
 from resilience.nodes.pairs import EXCHANGE_S, Times, exchange, pair_again, pair_up, ring
 from resilience.nodes.torch_child import PRODUCTS_S, READY_S, TorchChild, idle_torch
 from resilience.plugins import Family
+from resilience.system.answers import answer_lines, parse_answers
 from resilience.system.child import run_in_child
 from resilience.system.process import Conversation
 
@@ -152,9 +153,8 @@ def _exchange_in_pairs(
 def _collect(tasks: Conversation, key: str, count: int, timeout_s: float) -> dict[str, dict[str, Any]]:
     """Return a message with this key from each of `count` nodes, or fewer; `arrived` is added."""
     found: dict[str, dict[str, Any]] = {}
-    for line in tasks.hear(timeout_s):
-        with suppress(ValueError, KeyError, TypeError):  # what else a program prints at its start
-            message = json.loads(line)
+    for message in parse_answers(tasks.hear(timeout_s)):
+        with suppress(KeyError, TypeError):
             if key in message:
                 found[message["host"]] = {**message, "arrived": time.time()}
         if len(found) == count:
@@ -214,7 +214,7 @@ def _address(host: str) -> str:
 
 
 def _say(message: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.write(answer_lines(message))
     sys.stdout.flush()
 
 

@@ -22,6 +22,7 @@ from resilience.errors import ProbeError
 from resilience.ranks.devices import DEVICES_S, look_at_devices
 from resilience.ranks.ras import ADDRESS, LOOKS_S, Member, RasSignal, look_twice
 from resilience.ranks.stacks import parse_stacks
+from resilience.system.answers import answer_lines, parse_answers
 from resilience.system.child import run_in_child
 from resilience.system.process import ProcessRunner
 
@@ -115,9 +116,8 @@ def task_command(looks: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def parse_looks(lines: Sequence[str]) -> Iterator[NodeLook]:
     """Yield the answers in what the tasks wrote; other lines are skipped. Pure."""
-    for line in lines:
+    for one in parse_answers(lines):
         with suppress(ValueError, KeyError, TypeError, IndexError):
-            one = json.loads(line)
             yield NodeLook(
                 str(one["host"]),
                 {int(pid): str(text) for pid, text in one["stacks"].items()},
@@ -174,7 +174,7 @@ def main(order: str) -> int:
     environ = dict(os.environ)
     host = environ.get("SLURMD_NODENAME") or os.uname().nodename
     found = look(host, environ, **json.loads(order).get(host, {}))
-    sys.stdout.write(json.dumps(found._asdict() | {"signals": _plain(found.signals)}) + "\n")
+    sys.stdout.write(answer_lines(found._asdict() | {"signals": _plain(found.signals)}))
     return 0
 
 

@@ -158,9 +158,8 @@ def srun_command(job: str, hosts: Sequence[str]) -> list[str]:
     Without `--mem=0`, 22.05 says "Memory required by task is not available" to a job's own shell if a step has it all.
     """
     count = str(len(hosts))
-    return ["srun", "--overlap", "--mem=0", f"--jobid={job}", f"--nodes={count}", f"--ntasks={count}",
-            "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}", "--kill-on-bad-exit=0", "--cpu-bind=none",
-            "--unbuffered"]  # fmt: skip
+    return ["srun", "--overlap", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--ntasks-per-node=1",
+            f"--jobid={job}", f"--nodes={count}", f"--ntasks={count}", f"--nodelist={','.join(hosts)}"]  # fmt: skip
 
 
 def requeues_itself(directory: RunDirectory, intents: Sequence[Intent]) -> bool:

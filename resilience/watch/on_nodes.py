@@ -7,7 +7,6 @@ Nothing is remembered between ticks, so there are no trends.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from resilience.nodes.check import START_S, own_host
 from resilience.records import from_record
 from resilience.runs.open_project import open_in_child
 from resilience.runs.run_jobs import srun_command
+from resilience.system.answers import answer_lines, parse_answers
 from resilience.system.child import run_in_child
 from resilience.system.ports import System
 from resilience.system.process import Conversation
@@ -45,9 +45,8 @@ def look(job: str, hosts: Sequence[str], names: Sequence[str], config: str, time
     found: dict[str, tuple[Mapping[str, Any], ...]] = {}
     try:
         with Conversation(command, timeout_s=START_S) as tasks:
-            for line in tasks.hear(timeout_s):
-                with suppress(ValueError, KeyError, TypeError):  # what else a program prints at its start
-                    message = json.loads(line)
+            for message in parse_answers(tasks.hear(timeout_s)):
+                with suppress(KeyError, TypeError):
                     found[message["host"]] = tuple(message["findings"])
                 if len(found) == len(hosts):
                     break
@@ -91,7 +90,7 @@ def main(names: str, config: str = "") -> int:
         if one.verdict is Verdict.OK:  # of a thousand nodes nobody reads more
             one = Finding(subject=one.subject, verdict=one.verdict, summary=one.summary)
         found[number] = one
-    sys.stdout.write(json.dumps({"host": host, "findings": [pack(one) for one in found]}) + "\n")
+    sys.stdout.write(answer_lines({"host": host, "findings": [pack(one) for one in found]}))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -21,6 +20,7 @@ from resilience.ranks.beats import RankBeat as BeatOfRank
 from resilience.ranks.collect import Evidence, collect, still_inside
 from resilience.ranks.page import render_html, render_text
 from resilience.runs.run_directory import RunDirectory
+from resilience.system.answers import answer_lines
 from resilience.system.ports import System
 from tests.guard.guards import make_run
 from tests.guard.ranks import a_node
@@ -216,7 +216,7 @@ def test_other_nodes_are_asked_by_one_task_each_beside_the_training(
         {"host": "n2", "stacks": {}, "unread": {"102": "Permission denied"}, "ras": "", "kernel": None,
          "devices": [], "signals": []},
     ]  # fmt: skip
-    (tmp_path / "said").write_text("".join(f"{json.dumps(one)}\n" for one in said))
+    (tmp_path / "said").write_text("".join(answer_lines(one, str(one["host"])) for one in said))
     (tmp_path / "srun").write_text(
         f'#!/bin/sh\necho "$@" >{tmp_path}/asked\ncat {tmp_path}/said\necho n3: late >&2; exit 1\n'
     )

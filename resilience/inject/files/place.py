@@ -17,6 +17,7 @@ from resilience.errors import ProbeError, ResilError
 from resilience.inject.files import ballast, holder, mounting
 from resilience.records import from_record
 from resilience.runs.run_jobs import srun_command
+from resilience.system.answers import answer_lines, parse_answers
 from resilience.system.ports import System
 
 SRUN_S = 45.0
@@ -129,11 +130,8 @@ class Hosts:
 
     def _ask(self, order: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         argv = [*self.command, sys.executable, "-m", __name__, json.dumps(order)]
-        found = {}
-        for line in self._system.runner.stream(argv, timeout_s=SRUN_S):
-            with suppress(ValueError, KeyError, TypeError):
-                host, one = json.loads(line)
-                found[str(host)] = one
+        answers = parse_answers(self._system.runner.stream(argv, timeout_s=SRUN_S))
+        found = {str(one["host"]): one["found"] for one in answers}
         if missing := sorted(set(self._hosts) - set(found)):
             raise ProbeError(f"{', '.join(missing)} did not answer", hint="see: squeue, sinfo")
         return found
@@ -154,7 +152,7 @@ def answer(order: Mapping[str, Any]) -> dict[str, Any]:
 def main(order: str) -> int:
     """Answer for this node."""
     host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    sys.stdout.write(json.dumps([host, answer(json.loads(order))]) + "\n")
+    sys.stdout.write(answer_lines({"host": host, "found": answer(json.loads(order))}))
     return 0
 
 
