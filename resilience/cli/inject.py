@@ -102,8 +102,8 @@ app = typer.Typer(cls=InjectGroup, add_completion=False, rich_markup_mode=None, 
 def inject_group() -> None:
     """Break a run of your own on purpose, to see what survives; and undo that.
 
-    Only runs with allow_inject = true below [run] are touched. Each fault is undone at the end of its time, at Ctrl-C,
-    and if this command is killed.
+    Faults only hit runs with allow_inject = true below [run]; checkpoint alters copies, and needs no permission. Each
+    fault is undone at the end of its time, at Ctrl-C, and if this command is killed.
     """
 
 

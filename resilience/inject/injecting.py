@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from resilience import layout
 from resilience.errors import ResilError, UsageError
 from resilience.inject import Fault, Plan, Scene, fault_plugins, typed, written
 from resilience.runs.injections import (
@@ -255,7 +256,8 @@ def undo(project: Project, directory: RunDirectory, injection: Injection, how: s
             keep_injection(directory, replace(injection, error=f"it could not be undone: {error.message}"))
         raise ResilError(
             f"{injection.id} could not be undone: {error.message}",
-            hint=error.hint or f"try again: resil inject undo {injection.id}",
+            hint=f"{error.hint}{'; ' if error.hint else ''}try again: resil inject undo {injection.id}; "
+            f"if nothing of it is left, remove {directory.path / layout.INJECTIONS / injection.id}.json",
         ) from error
     injection = replace(injection, ended=_clock.now(), how=how, error="")
     keep_injection(directory, injection)

@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -25,8 +26,8 @@ from resilience.runs.run_directory import RunDirectory
 from resilience.settings.load import load
 from resilience.system.ports import System
 
-TRIES, RETRY_S = 5, 2.0
-"""How often, and after which pause, it tries to undo a fault."""
+TRIES, RETRY_S, LONGEST_RETRY_S = 65, 2.0, 60.0
+"""How often, and after which pauses, it tries to undo a fault: for an hour, as a controller may be down for a while."""
 LOOK_S = 1.0
 """How often it looks whether somebody else has undone the fault."""
 
@@ -58,13 +59,17 @@ def keep(path: Path, name: str) -> int:
     except _Asked:
         how = "its keeper was asked to end"
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    for _ in range(TRIES):
-        try:
+    return 0 if _undo(project, directory, injection, how) else 1
+
+
+def _undo(project: Project, directory: RunDirectory, injection: Injection, how: str) -> bool:
+    """Undo the fault, again and again if that fails; return whether it is undone."""
+    for number in range(TRIES):
+        with suppress(ResilError):
             undo(project, directory, injection, how)
-            return 0
-        except ResilError:
-            time.sleep(RETRY_S)
-    return 1
+            return True
+        time.sleep(min(RETRY_S * 1.5**number, LONGEST_RETRY_S))
+    return False
 
 
 def _wait(project: Project, directory: RunDirectory, injection: Injection) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from resilience import layout
 from resilience.errors import ProbeError, ResilError, SchedulerError, UsageError
 from resilience.inject import Plan, Scene
-from resilience.inject.targets import Target, TargetSettings, check_sent, choose, nodes_of
+from resilience.inject.targets import Target, TargetSettings, check_sent, choose, look_at_processes, nodes_of
 from resilience.job import JobId, Liveness
 from resilience.messages import plural
 from resilience.runs.run_directory import RunDirectory
@@ -23,6 +24,31 @@ ANSWER_S = 20.0
 """How long a guard may take to see a record: it looks four times a second, a file server may take longer."""
 POLL_S = 0.1
 UNGUARDED = "no guard sends heartbeats from it"
+
+
+@dataclass
+class ProcessFault:
+    """A fault of processes that their guards make, or SIGSTOP: the protocol is resilience.inject.Fault."""
+
+    summary: str
+    Settings: type
+    example: str
+    plan: Callable[[Any, Mapping[str, Any]], Plan]
+    length_s: float = 0.0
+    argument: str = ""
+
+    def look(self, settings: Any, scene: Scene) -> Mapping[str, Any]:
+        """Find the processes."""
+        return look_at_processes(settings, scene)
+
+    def start(self, state: Mapping[str, Any], scene: Scene) -> Mapping[str, Any]:
+        """Have the guards begin, or stop the processes."""
+        (wait_for_guards if "guarded" in state else stop_processes)(state, scene)
+        return {}
+
+    def undo(self, state: Mapping[str, Any], scene: Scene) -> None:
+        """Let the processes go on; guards end a fault when its record has ended."""
+        (forget_answers if "guarded" in state else continue_processes)(state, scene)
 
 
 def base_state(target: Target, seen: Mapping[str, Any], *, trees: bool = False) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from resilience.inject import fault_plugins
+from resilience.errors import ResilError
+from resilience.inject import fault_plugins, keeper
 from resilience.runs.injected import set_injected
 from resilience.runs.injections import (
     Injection,
@@ -214,10 +216,26 @@ def test_an_undo_that_fails_says_so_and_can_be_tried_again(shell: Shell) -> None
     locked.touch()
     said = shell.resil("inject", "undo", "--all")
     assert said.code == 1 and "the mark is locked" in said.err and "resil inject undo" in said.err
+    assert "remove" in said.err and "injections/big-mark-" in said.err.replace("\n", "").replace(" ", ""), "the way out"
     (one,) = read_injections(directory)
     assert one.is_on and "the mark is locked" in one.error
     locked.unlink()
     assert shell.resil("inject", "undo", one.id).code == 0 and not mark.exists()
+
+
+def test_a_keeper_tries_for_an_hour_as_the_controller_may_be_down(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, pauses = allow(shell), list[float]()
+
+    def undo(*_: object) -> None:
+        if sum(pauses) < 3000:
+            raise ResilError("n2 did not answer")
+
+    monkeypatch.setattr(keeper, "undo", undo)
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(sleep=pauses.append))
+    assert keeper._undo(shell.project, directory, Injection("stop-1", "stop"), "its time was over")
+    assert pauses[0] < 5 and max(pauses) <= 60
 
 
 def test_no_process_is_left(shell: Shell) -> None:

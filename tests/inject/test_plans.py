@@ -63,6 +63,7 @@ REFUSED = [
     (kill.FAULT, kill.KillSettings(node="n9"), SEEN, "node n9 is none of job 12", "n1, n2"),
     (kill.FAULT, kill.KillSettings(rank=0, signal="FOO"), SEEN, "no signal 'FOO'", "SEGV"),
     (kill.FAULT, kill.KillSettings(rank=0, signal="STOP"), SEEN, "stops a process", "resil inject stop"),
+    (kill.FAULT, kill.KillSettings(rank=0, signal="CONT"), SEEN, "SIGCONT ends no process", "SEGV"),
     (kill.FAULT, kill.KillSettings(batch=True), {**SEEN, "processes": {"n1": [], "n2": N2}}, "no batch shell", ""),
     (kill.FAULT, kill.KillSettings(step=True), {**UNGUARDED, "processes": {"n1": []}}, "no rank", "started"),
     (stop.FAULT, TargetSettings(rank=1), {**SEEN, "stopped": {"30": "stop-1"}}, "already by stop-1", "undo stop-1"),
@@ -106,8 +107,10 @@ def test_a_scheduler_is_broken_for_all_calls_for_resil_alone_or_really() -> None
     assert "for resil and for squeue" in plan_scheduler("hang").does
     assert "answers are those of 2 min ago" in plan_scheduler("lag", lag_s=120.0).does
     assert plan_scheduler("lost-node", watchers=[[5, 6, 12]]).is_moment
-    own = plan_scheduler("down", "slurm")
-    assert "resil's own calls" in own.target and "are untouched" in own.notes[0]
+    own = plan_scheduler("down", "slurm", attempt=3)
+    assert "resil's own calls" in own.target and "cannot be reached" in own.target, "reports say which fault it was"
+    assert own.attempt == 3, "the timeline shows it"
+    assert "are untouched" in own.notes[0]
     real = plan_scheduler("hang", "slurm", real=True, daemons=[DAEMON])
     assert "sends SIGSTOP to slurmctld on n1.site (process 77)" in real.does
     down = plan_scheduler("down", "slurm", real=True, daemons=[DAEMON])

@@ -11,6 +11,7 @@ from resilience.errors import UsageError
 from resilience.inject import Plan, Scene
 from resilience.quantities import format_duration
 from resilience.runs.injected import read_injected, set_injected, unset_injected
+from resilience.runs.run_files import read_attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,9 @@ class ShiftClock:
     def look(self, settings: ClockSettings, scene: Scene) -> Mapping[str, Any]:
         """Find the state directory, and whether the clock is shifted already."""
         state_dir = scene.project.loaded.state_dir
-        return {"state_dir": str(state_dir), "is_shifted": "clock" in read_injected(state_dir)}
+        newest = next(iter(read_attempts(scene.directory, newest=1)), None)
+        return {"state_dir": str(state_dir), "is_shifted": "clock" in read_injected(state_dir),
+                "attempt": newest.number if newest is not None and newest.end is None else 0}  # fmt: skip
 
     def plan(self, settings: ClockSettings, seen: Mapping[str, Any]) -> Plan:
         """Plan the shift."""
@@ -50,7 +53,8 @@ class ShiftClock:
             raise UsageError("the clock is shifted already", hint="see: resil inject list; resil inject undo ID")
         by = f"{format_duration(settings.by_s)} {'fast' if settings.direction == 'forward' else 'slow'}"
         return Plan(
-            target="the wall clock that resil's commands and watchdogs of this project see",
+            target=f"the clock that resil's commands and watchdogs of this project see ({by})",
+            attempt=seen.get("attempt", 0),
             does=f"the clock is {by}",
             undoes="the clock is right again",
             state={

@@ -13,6 +13,8 @@ from resilience.inject.signals import base_state
 from resilience.inject.targets import TargetSettings, check_sent, choose, look_at_processes, nodes_of
 
 _STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+_HARMLESS = (signal.SIGCONT, signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH)
+"""Ignored by a process that does not ask for them (signal(7))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Kill:
             raise UsageError(
                 f"SIG{name} stops a process and does not end it", hint="for a while: resil inject stop --rank 0"
             )
+        if number in _HARMLESS:
+            raise UsageError(f"SIG{name} ends no process", hint="for instance --signal SEGV")
         target = choose(settings, seen)
         return Plan(
             target=target.words,

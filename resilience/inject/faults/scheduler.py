@@ -207,9 +207,10 @@ def _plan_local(settings: SchedulerSettings, seen: Mapping[str, Any], says: str)
             state={"way": "kill", "pids": [[pid, ticks] for pid, ticks, _ in seen["watchers"]]},
         )
     return Plan(
-        target=f"the embedded scheduler in {seen['spool']}",
+        target=f"the embedded scheduler in {seen['spool']} ({says})",
         does=f"{says}, for resil and for squeue, sbatch and others in jobs",
         undoes="answers are right again",
+        attempt=seen.get("attempt", 0),
         state={"way": "spool", "mode": settings.fault, "lag_s": settings.lag_s, "spool": seen["spool"]},
         notes=("jobs go on, start and end meanwhile",),
     )
@@ -224,8 +225,9 @@ def _plan_commands(settings: SchedulerSettings, seen: Mapping[str, Any], says: s
     if not seen["commands"]:
         raise UsageError("no command of SLURM is on PATH", hint="load SLURM's module")
     return Plan(
-        target=f"SLURM's commands ({', '.join(seen['commands'])}) for resil's own calls in this project",
-        does=says,
+        target=f"resil's own calls of SLURM in this project ({says})",
+        does=f"{says}, for resil's own calls of {', '.join(seen['commands'])} in this project",
+        attempt=seen.get("attempt", 0),
         undoes="resil calls the real commands again",
         state={"way": "commands", "mode": settings.fault, "lag_s": settings.lag_s, "commands": seen["commands"],
                "state_dir": seen["state_dir"]},
@@ -249,18 +251,23 @@ def _plan_daemons(settings: SchedulerSettings, seen: Mapping[str, Any]) -> Plan:
     names = ", ".join(str(one[0]) for one in found)
     pids = [[one[0], one[1]] for one in found]
     target = f"{which} on {seen['host']} (process {names})"
+    attempt = seen.get("attempt", 0)
     if settings.fault == "hang":
         return Plan(target=target, does=f"sends SIGSTOP to {target}", undoes=f"sends SIGCONT to {target}",
-                    state={"way": "stop", "pids": pids})  # fmt: skip
+                    state={"way": "stop", "pids": pids}, attempt=attempt)  # fmt: skip
     command = " ".join(map(shlex.quote, found[0][4]))
     if settings.fault == "down":
         return Plan(target=target, does=f"ends {target}", undoes=f"starts it again: {command}",
-                    state={"way": "end", "pids": pids, "daemons": found})  # fmt: skip
+                    state={"way": "end", "pids": pids, "daemons": found}, attempt=attempt)  # fmt: skip
     return Plan(
         target=f"node {settings.node}: {target}",
         does=f"ends {target} and all jobs there by SIGKILL",
         undoes=f"starts it again: {command}",
         state={"way": "kill", "pids": pids, "daemons": found, "node": settings.node, "conf": seen["conf"]},
+        notes=(
+            "SLURM takes the node for down after its SlurmdTimeout, often 5 min: a shorter --for only loses its processes",
+        ),
+        attempt=attempt,
     )
 
 
