@@ -264,9 +264,7 @@ def _plan_daemons(settings: SchedulerSettings, seen: Mapping[str, Any]) -> Plan:
         does=f"ends {target} and all jobs there by SIGKILL",
         undoes=f"starts it again: {command}",
         state={"way": "kill", "pids": pids, "daemons": found, "node": settings.node, "conf": seen["conf"]},
-        notes=(
-            "SLURM takes the node for down after its SlurmdTimeout, often 5 min: a shorter --for only loses its processes",
-        ),
+        notes=("SLURM takes the node for down after SlurmdTimeout, often 5 min; before, only its processes end",),
         attempt=attempt,
     )
 
