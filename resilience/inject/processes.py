@@ -213,7 +213,7 @@ class Nodes:
             if failure is not None:
                 raise ProbeError(
                     f"no task could be started beside the training of job {self._job}: {failure.message}",
-                    hint=failure.hint,
+                    hint=failure.hint or "has the job ended? see: resil status --fresh",
                 ) from failure
             raise ProbeError(f"{', '.join(missing)} did not answer", hint="see: squeue, sinfo")
 
