@@ -209,14 +209,14 @@ def test_other_nodes_are_asked_by_one_task_each_beside_the_training(
         beat(run, host, {int(host[1]): ""}, pid=100 + int(host[1]))
     stacks = (RECORDED / "py_spy.txt").read_text()
     member = [[3, "10.0.0.3", 103]]
-    said = [
+    said: list[dict[str, Any]] = [
         {"host": "n1", "stacks": {"101": stacks}, "unread": {}, "ras": "", "kernel": ["NVRM: Xid"],
          "devices": ["all 4 GPUs idle"],
          "signals": [["launched 4 AllReduce, 2 others 5, unchanged for 4 s", 1, member]]},
         {"host": "n2", "stacks": {}, "unread": {"102": "Permission denied"}, "ras": "", "kernel": None,
          "devices": [], "signals": []},
     ]  # fmt: skip
-    (tmp_path / "said").write_text("".join(answer_lines(one, str(one["host"])) for one in said))
+    (tmp_path / "said").write_text("".join(answer_lines(one, one["host"]) for one in said))
     (tmp_path / "srun").write_text(
         f'#!/bin/sh\necho "$@" >{tmp_path}/asked\ncat {tmp_path}/said\necho n3: late >&2; exit 1\n'
     )
