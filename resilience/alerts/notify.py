@@ -16,7 +16,7 @@ from resilience.alerts.outbox import entry_name
 from resilience.alerts.policy import check_policy, usable
 from resilience.alerts.state import AlertState, open_alert_state
 from resilience.errors import SettingsError
-from resilience.finding import Report
+from resilience.finding import Report, Verdict
 from resilience.messages import plural
 from resilience.runs.project import Project
 
@@ -88,6 +88,8 @@ def notify(
     noted = () if state.error or notes is None else notes.noted(project, reports)
     source = "" if typed is None or noted else f"{system.host.name}:{project.loaded.project} {typed}".rstrip()
     owner = f"{system.host.name} {os.getpid()} {os.urandom(4).hex()}"
+    if any(finding.verdict is not Verdict.OK for report in (*reports, *noted) for finding in report.findings):
+        state.make()
     with turn(state.outbox.claims, INCIDENTS, owner, system.clock, TURN_S):
         notified = notifier.notify((*reports, *noted), system.clock.now(), source=source)
     if not state.error and notes is not None:

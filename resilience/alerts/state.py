@@ -48,6 +48,11 @@ class AlertState:
     refusal: StateDirectoryError | None = None
     note: str = ""
 
+    def make(self) -> None:
+        """Create the directory, best effort: two watchdogs that find the first fault at once take turns there."""
+        with suppress(StateDirectoryError):
+            self.ledger.directory.make()
+
     def record_home(self) -> None:
         """Record the path of the state, so that a copy of it is noticed. Best effort."""
         incidents = self.ledger.directory

@@ -245,17 +245,18 @@ class FallbackDirectory:
         return moved
 
     def _write_primary(self, name: str, content: bytes, durable: bool) -> None:
-        self._make()
+        self.make()
         try:
             write_atomic(self.primary / name, content, mode=self._file_mode, durable=durable, sweep=durable)
         except StateDirectoryError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
             self._is_made = False  # removed meanwhile
-            self._make()
+            self.make()
             write_atomic(self.primary / name, content, mode=self._file_mode, durable=durable, sweep=durable)
 
-    def _make(self) -> None:
+    def make(self) -> None:
+        """Create the primary directory. Raise StateDirectoryError if that fails, or if its disk does not respond."""
         if self._unavailable:
             raise StateDirectoryError(self._unavailable, transient=True)
         if self._is_made:
