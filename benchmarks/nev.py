@@ -1,7 +1,7 @@
 """How many trainings show NaN or extreme values (N-EV) after they resume from an altered checkpoint.
 
-A small net is trained, and saved; `resil inject checkpoint` alters 250 copies of the save, each with another seed, and
-each copy trains on. All copies train at once, as one array. `python -m benchmarks.nev PICTURE.svg` draws them.
+Small nets are trained, and saved; `resil inject checkpoint` alters 250 copies of each save, each with another seed, and
+each copy trains on. All copies of a net train at once, as one array. `python -m benchmarks.nev PICTURE.svg` draws them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +22,12 @@ from resilience.inject.checkpoint.settings import AlterationSettings
 
 TRAININGS, QUICK_TRAININGS = 250, 25
 FLIPS, PRECISIONS = (1, 10, 100, 1000), (16, 32, 64)
-SIZES = (16, 24, 24, 4)
-"""1,108 weights and biases, in 6 locations."""
+NETS = {
+    "two hidden layers of 24": (16, 24, 24, 4),
+    "one hidden layer of 48": (16, 48, 4),
+    "four hidden layers of 16": (16, 16, 16, 16, 16, 4),
+}
+"""The sizes of the layers: 1,108, 1,012 and 1,156 weights and biases, in 6, 4 and 10 locations."""
 BEFORE, AFTER, BATCH, RATE, MOMENTUM = 400, 30, 64, 0.1, 0.9
 EXTREME = 1e3
 """Of the magnitude of a weight or a loss. Those of an unaltered training stay below 2."""
@@ -32,8 +36,9 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 400, 60, 20, 74, 56
 
 
 class Cell(NamedTuple):
-    """One cell of the table: of `trainings` with `flips` bits of `precision`, `hits` showed NaN or extreme values."""
+    """One cell: of `trainings` of a net with `flips` bits of `precision`, `hits` showed NaN or extreme values."""
 
+    net: str
     precision: int
     flips: int
     first_bit: int
@@ -60,23 +65,22 @@ def measure(scratch: Path, trainings: int) -> list[Cell]:
     except ModuleNotFoundError:
         raise BenchmarkError("nev needs numpy") from None
     cells: list[Cell] = []
-    for precision in PRECISIONS:
-        dtype = numpy.dtype(f"f{precision // 8}")
-        net = Net(numpy, dtype)
+    for (name, sizes), precision in product(NETS.items(), PRECISIONS):
+        net = Net(numpy, numpy.dtype(f"f{precision // 8}"), sizes)
         start = net.fresh()
         first = net.train(start, BEFORE, 0)
         if not first[-1].max() < 0.5 * first[0].max() or net.extreme(start).any():
-            raise BenchmarkError(f"the net of {precision} bits learns nothing: loss {first[0]} to {first[-1]}")
-        if net.resumed([{name: value[0] for name, value in start.items()}]):
-            raise BenchmarkError(f"the net of {precision} bits is extreme without an alteration")
+            raise BenchmarkError(f"{name}, {precision} bits, learns nothing: loss {first[0]} to {first[-1]}")
+        if net.resumed([{key: value[0] for key, value in start.items()}]):
+            raise BenchmarkError(f"{name}, {precision} bits, is extreme without an alteration")
         path = scratch / f"{precision}.safetensors"
-        path.write_bytes(saved({name: value[0] for name, value in start.items()}, precision))
+        path.write_bytes(saved({key: value[0] for key, value in start.items()}, precision))
         for first_bit in (1, 2):
             for flips in FLIPS:
                 seed = 1000 * len(cells)  # no two cells share random numbers
                 copies = [_altered(path, flips, first_bit, seed + number) for number in range(trainings)]
                 hits = net.resumed([loaded(numpy, copy) for copy in copies])
-                cells.append(Cell(precision, flips, first_bit, int(hits), trainings))
+                cells.append(Cell(name, precision, flips, first_bit, int(hits), trainings))
     return cells
 
 
@@ -115,24 +119,24 @@ def loaded(numpy: Any, content: bytes) -> dict[str, Any]:
 
 
 class Net:
-    """Many nets of two hidden layers (tanh) that learn four classes by SGD with momentum, each step at once.
+    """Many nets of hidden layers (tanh) that learn four classes by SGD with momentum, each step at once.
 
     Half precision is that of accelerators: products add up in single precision, and every result is rounded.
     """
 
-    def __init__(self, numpy: Any, dtype: Any) -> None:
-        self.np, self.dtype = numpy, dtype
+    def __init__(self, numpy: Any, dtype: Any, sizes: Sequence[int]) -> None:
+        self.np, self.dtype, self.sizes = numpy, dtype, sizes
         self.wide = numpy.dtype("f4") if dtype.itemsize == 2 else dtype
         random = numpy.random.default_rng(1)
-        centres = random.normal(0, 1, (SIZES[-1], SIZES[0]))
-        self.labels = random.integers(0, SIZES[-1], 4096)
-        self.inputs = (centres[self.labels] + random.normal(0, 1.2, (4096, SIZES[0]))).astype(dtype)
+        centres = random.normal(0, 1, (self.sizes[-1], self.sizes[0]))
+        self.labels = random.integers(0, self.sizes[-1], 4096)
+        self.inputs = (centres[self.labels] + random.normal(0, 1.2, (4096, self.sizes[0]))).astype(dtype)
 
     def fresh(self) -> dict[str, Any]:
         """Return one net with random weights, and its momentum."""
         random = self.np.random.default_rng(2)
         arrays = {}
-        for number, (inputs, outputs) in enumerate(pairwise(SIZES)):
+        for number, (inputs, outputs) in enumerate(pairwise(self.sizes)):
             arrays[f"model.{number}.weight"] = random.normal(0, inputs**-0.5, (1, inputs, outputs))
             arrays[f"model.{number}.bias"] = random.normal(0, 0.05, (1, 1, outputs))
         arrays |= {name.replace("model", "momentum"): 0 * value for name, value in arrays.items()}
@@ -141,7 +145,7 @@ class Net:
     def train(self, arrays: dict[str, Any], steps: int, begin: int, seen: Any = None) -> list[Any]:
         """Train all nets in place; return the losses of each step. `seen` collects which were ever extreme."""
         np, losses = self.np, []
-        layers = range(len(SIZES) - 1)
+        layers = range(len(self.sizes) - 1)
         with np.errstate(all="ignore"):
             for step in range(begin, begin + steps):
                 rows = np.random.default_rng(step).integers(0, len(self.inputs), BATCH)
@@ -152,7 +156,7 @@ class Net:
                 logits = activations[-1].astype(self.wide)
                 shifted = logits - logits.max(-1, keepdims=True)
                 shares = np.exp(shifted) / np.exp(shifted).sum(-1, keepdims=True)
-                truth = np.eye(SIZES[-1], dtype=self.wide)[self.labels[rows]]
+                truth = np.eye(self.sizes[-1], dtype=self.wide)[self.labels[rows]]
                 losses.append(-(np.log((shares * truth).sum(-1) + 1e-30)).mean(-1))
                 gradient = ((shares - truth) / BATCH).astype(self.dtype)
                 for number in reversed(layers):
@@ -220,16 +224,18 @@ def fitted(cells: Sequence[Cell]) -> float:
     return math.exp((low + high) / 2)
 
 
+_BITS = ((1, "any bit but the sign"), (2, "the exponent's highest bit spared, too"))
+
+
 def lines(cells: Sequence[Cell]) -> list[str]:
     """Return what was found as sentences, for the report of `python -m benchmarks`."""
     found = []
-    for first_bit, name in ((1, "any bit but the sign"), (2, "the exponent's highest bit spared, too")):
-        for precision in PRECISIONS:
-            row = [one for one in cells if (one.precision, one.first_bit) == (precision, first_bit)]
-            shown = "; ".join(f"{one.flips:,} flips {_share(one)}" for one in row)
-            p = fitted(row)
-            curve = ", ".join(f"{-math.expm1(one.flips * math.log1p(-p)):.1%}" for one in row)
-            found.append(f"{name}, {precision} bits: {shown}; fitted p = {p:.4f}, which gives {curve}")
+    for net, (first_bit, name), precision in product(NETS, _BITS, PRECISIONS):
+        row = [one for one in cells if (one.net, one.precision, one.first_bit) == (net, precision, first_bit)]
+        shown = "; ".join(f"{one.flips:,} flips {_share(one)}" for one in row)
+        p = fitted(row)
+        curve = ", ".join(f"{-math.expm1(one.flips * math.log1p(-p)):.1%}" for one in row)
+        found.append(f"{net}, {name}, {precision} bits: {shown}; fitted p = {p:.4f}, which gives {curve}")
     return found
 
 
@@ -239,7 +245,21 @@ def _share(one: Cell) -> str:
 
 
 def render(cells: Sequence[Cell]) -> str:
-    """Return the table as SVG: shares with intervals and the fitted curves, each number as text, too."""
+    """Return the tables as SVG: for each net shares with intervals and the fitted curves, each number as text, too."""
+    title = "Trainings with NaN or extreme values after resuming from an altered checkpoint"
+    whole = len(NETS) * HEIGHT
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{whole}" viewBox="0 0 {WIDTH} {whole}" '
+        'font-family="sans-serif" font-size="12" role="img">',
+        f"<title>{escape(title)}</title><desc>{escape('. '.join(lines(cells)))}</desc>",
+        f'<rect width="{WIDTH}" height="{whole}" rx="6" fill="#ffffff"/>',
+    ]
+    for number, net in enumerate(NETS):
+        parts += [f'<g transform="translate(0 {number * HEIGHT})">', *_panel(net, cells), "</g>"]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _panel(net: str, cells: Sequence[Cell]) -> list[str]:
     colours = {16: "#b35900", 32: "#1565c0", 64: "#2e7d32"}
     width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
@@ -249,13 +269,8 @@ def render(cells: Sequence[Cell]) -> str:
     def y(share: float) -> float:
         return TOP + (1 - share) * height
 
-    title = "Trainings with NaN or extreme values after resuming from an altered checkpoint"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="sans-serif" font-size="12" role="img">',
-        f"<title>{escape(title)}</title><desc>{escape('. '.join(lines(cells)))}</desc>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" fill="#ffffff"/>',
-        f'<text x="14" y="24" font-size="15" font-weight="bold">{escape(title)}</text>',
+        f'<text x="14" y="24" font-size="15" font-weight="bold">NaN or extreme values after flipped bits: {net}</text>',
         '<text x="14" y="44" fill="#59636e">dots: share of 250 trainings, 95 % by Wilson; curves: 1-(1-p)^n; '
         "rings: the exponent's highest bit spared</text>",
     ]
@@ -269,14 +284,14 @@ def render(cells: Sequence[Cell]) -> str:
     parts.append(f'<text x="{LEFT + width / 2}" y="{HEIGHT - 10}" text-anchor="middle">flipped bits</text>')
     for place, precision in enumerate(PRECISIONS):
         colour, shift = colours[precision], 7 * (place - 1)
-        row = [one for one in cells if (one.precision, one.first_bit) == (precision, 1)]
-        p = fitted(row)
+        mine = [one for one in cells if (one.net, one.precision) == (net, precision)]
+        p = fitted([one for one in mine if one.first_bit == 1])
         steps = [10 ** (3 * i / 60) for i in range(61)]
         points = " ".join(f"{x(n):.1f},{y(-math.expm1(n * math.log1p(-p))):.1f}" for n in steps)
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{points}"/>')
         parts.append(f'<text x="{WIDTH - 150}" y="{TOP + 150 + 18 * place}" fill="{colour}">'
                      f"{precision} bits, p = {p:.4f}</text>")  # fmt: skip
-        for one in (one for one in cells if one.precision == precision):
+        for one in mine:
             low, high = wilson(one.hits, one.trainings)
             at, style = (
                 x(one.flips) + shift,
@@ -285,7 +300,7 @@ def render(cells: Sequence[Cell]) -> str:
             parts.append(f'<line stroke="{colour}" x1="{at:.1f}" x2="{at:.1f}" y1="{y(low):.1f}" y2="{y(high):.1f}"/>')
             parts.append(f'<circle cx="{at:.1f}" cy="{y(one.hits / one.trainings):.1f}" r="3.5" {style}>'
                          f"<title>{precision} bits, {one.flips:,} flips: {_share(one)}</title></circle>")  # fmt: skip
-    return "\n".join([*parts, "</svg>", ""])
+    return parts
 
 
 if __name__ == "__main__":

@@ -71,6 +71,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if str(collection_path.relative_to(HERE)) in SLOW else None
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("soak") is not None and not IS_SOAK:
+        pytest.skip("a long story: set RESIL_SOAK=1")
+
+
 def pytest_collection_finish() -> None:
     """Before the first test: nothing that was collected ever goes away."""
     forks.make_cheap()

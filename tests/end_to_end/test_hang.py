@@ -55,7 +55,6 @@ argv = ["/bin/sh", "-c", "cat >> DIRECTORY/told"]
 """
 
 
-@pytest.mark.soak
 def test_the_evidence_of_a_hang_is_collected_once_and_sent_with_its_alert(shell: Shell) -> None:
     shell.settings(SETTINGS.replace("DIRECTORY", str(shell.directory)))
     (shell.directory / "train.py").write_text(TRAINING)

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from benchmarks.nev import FLIPS, PRECISIONS, Cell, fitted, render, wilson
+from benchmarks.nev import FLIPS, NETS, PRECISIONS, Cell, fitted, render, wilson
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,8 @@ def test_the_interval_is_wilsons(hits: int, count: int, low: float, high: float)
 
 def cells(p: float) -> list[Cell]:
     return [
-        Cell(precision, flips, first_bit, round(250 * (1 - (1 - p) ** flips)) if first_bit == 1 else 0, 250)
+        Cell(net, precision, flips, first_bit, round(250 * (1 - (1 - p) ** flips)) if first_bit == 1 else 0, 250)
+        for net in NETS
         for precision in PRECISIONS
         for flips in FLIPS
         for first_bit in (1, 2)
@@ -34,4 +35,4 @@ def test_the_fit_finds_the_p_of_its_curve(p: float) -> None:
 def test_the_picture_has_each_cell_as_text() -> None:
     picture = ElementTree.fromstring(render(cells(0.03)))
     titles = [one.text or "" for one in picture.iter("{http://www.w3.org/2000/svg}title")]
-    assert len(titles) == 1 + 24 and "32 bits, 10 flips: 26.4% (21.3%-32.2%)" in titles
+    assert len(titles) == 1 + 3 * 24 and "32 bits, 10 flips: 26.4% (21.3%-32.2%)" in titles

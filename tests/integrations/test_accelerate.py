@@ -18,6 +18,8 @@ def command(launched: Launched, steps: str) -> list[str]:
     return [*ACCELERATE, "--num_processes=2", script, str(launched.directory), steps]
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_a_signal_to_one_process_stops_both_at_one_step_and_the_next_continues_there(
     launched: Launched,
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from resilience.integrations.checkpoint_files import checkpoint_path, move_into_place, newest_checkpoint, remove_older
 from tests.lab.disks import fill, small_disk
-from tests.system.writer import OF_THE_INTERPRETER, REFUSED, Writer, writer
+from tests.system.writer import OF_THE_INTERPRETER, REFUSED, Writer, sampled, writer
 
 PRELOAD = """
 from resilience.integrations.checkpoint_files import move_into_place, remove_older
@@ -69,7 +69,7 @@ def killed_everywhere(process: Writer, request: str, prepare: Callable[[], None]
     points = [point for point in process.kill_points(request) if point[0] not in LOOKS | OF_THE_INTERPRETER]
     check("not killed")
     assert {name for name, _ in points} & {"rename", "renameat", "renameat2"}
-    for name, count in points:
+    for name, count in sampled(points):
         prepare()
         assert process.run(request, f"{name}:signal=KILL:when={count}").code == -signal.SIGKILL
         check(f"killed at {name} {count}")

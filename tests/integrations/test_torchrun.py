@@ -122,6 +122,8 @@ def test_workers_of_a_killed_torchrun_read_the_kill_switch_and_end(launched: Lau
         kill_all(lambda: {worker.pid for worker in workers if worker.alive})
 
 
+@SOAK[0]
+@SOAK[1]
 def test_workers_of_a_killed_torchrun_are_ended_by_a_second_term_also_in_a_save(launched: Launched) -> None:
     """No SIGKILL follows as a third request."""
     launched.launch(command(2, launched.directory), SAVE_S="1000")
@@ -162,6 +164,8 @@ def test_the_batch_shell_believes_the_training_and_not_torchruns_1(
     assert not (shell.state_dir / "gpt" / "finished").exists()
 
 
+@SOAK[0]
+@SOAK[1]
 def test_the_batch_shell_calls_a_crash_under_torchrun_a_crash(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
     crash = tmp_path / "crash.py"
     crash.write_text("import os, sys; sys.exit(75 if os.environ['RANK'] == '0' and not os.environ['RESIL_RUN'] else 3)")

@@ -123,7 +123,6 @@ def test_what_the_mirror_saw_of_a_process_is_said_in_words(run: Path, state: str
 
 
 @needs_fuse
-@pytest.mark.soak
 def test_a_rank_in_a_hung_file_system_is_said_to_wait_in_the_kernel(run: Path, tmp_path: Path) -> None:
     with a_node(run) as node, hung_directory(tmp_path / "hung") as hung:
         for rank, statement in enumerate(("all_reduce()", f"os.stat({str(hung / 'data')!r})")):

@@ -303,7 +303,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 
 @given(scenarios(), st.integers(0, 10**6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_time_is_partitioned_and_nothing_is_negative(scenario: Scenario, seed: int) -> None:
     life = live(scenario, str(seed), until_s=5 * DAY_S)
     assert sum(parts(life)) == pytest.approx(life.wall_s, rel=1e-9, abs=1e-3)
@@ -324,7 +324,7 @@ def test_where_the_breaker_is_not_asked_it_would_have_said_that_all_may_run(scen
 
 
 @given(scenarios(), st.integers(0, 10**6), st.floats(1.0, 3.0))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_more_work_never_takes_less_time(scenario: Scenario, seed: int, factor: float) -> None:
     until_s = 5 * DAY_S
     less, more = (
