@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 
-import pytest
-
 from tests.end_to_end.conftest import Shell
 from tests.end_to_end.test_watch_loss import run_on, told
 
