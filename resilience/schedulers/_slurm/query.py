@@ -32,10 +32,11 @@ PING_COMMAND = ("scontrol", "ping")
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET"})
 """Variables that select the cluster and the authentication. Without SLURM_CLUSTERS, which applies to every client,
 resil would use another cluster than the user's own `sbatch`."""
-_SCRUBBED_PREFIXES = ("SLURM_", "SLURMD_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
+_SCRUBBED_PREFIXES = ("SLURM_", "SLURMD_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_", "RESIL_ATTEMPT")
 """SLURM_* variables are mostly those of the surrounding job: SLURM_JOB_ID, SLURM_NTASKS, SLURM_MEM_PER_NODE ... sbatch
 passes them to the new job, and some change or prevent the request (SLURM_MEM_PER_CPU with SLURM_MEM_PER_NODE is fatal).
-SCANCEL_INTERACTIVE would prompt, and block."""
+SCANCEL_INTERACTIVE would prompt, and block. RESIL_ATTEMPT is of an attempt that queues the next job: `resil inject`
+would take the batch shell of that job for its training."""
 
 
 def client_environment(environ: Mapping[str, str]) -> dict[str, str]:

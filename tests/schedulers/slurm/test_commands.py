@@ -48,7 +48,8 @@ def test_variables_that_change_answers_are_taken_out() -> None:
         ["SQUEUE_FORMAT", "SQUEUE_FORMAT2", "SQUEUE_SORT", "SQUEUE_STATES", "SQUEUE_USERS", "SINFO_FORMAT",
          "SACCT_FORMAT",
          "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN", "SCANCEL_INTERACTIVE", "SCONTROL_ALL", "SLURM_JOB_ID", "SLURM_NTASKS",
-         "SLURM_MEM_PER_NODE", "SLURM_EXPORT_ENV", "SLURM_RESTART_COUNT", "SLURMD_NODENAME", "SLURM_DEBUG"],
+         "SLURM_MEM_PER_NODE", "SLURM_EXPORT_ENV", "SLURM_RESTART_COUNT", "SLURMD_NODENAME", "SLURM_DEBUG",
+         "RESIL_ATTEMPT"],
         "x",
     )  # fmt: skip
     kept = {"SLURM_CONF": "/c", "SLURM_CLUSTERS": "a", "SLURM_JWT": "t", "SBATCH_ACCOUNT": "lab", "PATH": "/bin"}
