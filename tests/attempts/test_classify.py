@@ -53,6 +53,10 @@ Traceback (most recent call last):
     batch = data.read(name)
 ValueError: no shard
 """
+LAST_SAVE = """\
+resil: step 36: save and stop, because the job's time limit is in 11 s: a step takes up to 7.2 s, a save 3.8 s
+srun: error: n2: tasks 2-3: Exited with exit code 1
+"""
 
 
 @pytest.mark.parametrize(
@@ -63,6 +67,8 @@ ValueError: no shard
         (Evidence(state=JobState.TIMEOUT, exit_code=143, log=STEPS + ECHO), C.WALLTIME, Confidence.CERTAIN),
         (Evidence(state=JobState.NODE_FAIL, log=STEPS), C.NODE_FAILURE, Confidence.CERTAIN),
         (Evidence(state=JobState.FAILED, exit_code=1, log=STEPS + OWN + ECHO), C.EXCEPTION, Confidence.LIKELY),
+        (Evidence(exit_code=1, log=STEPS + LAST_SAVE), C.WALLTIME, Confidence.GUESS),
+        (Evidence(exit_code=1, log=STEPS + LAST_SAVE + OWN), C.EXCEPTION, Confidence.LIKELY),
         (Evidence(exit_code=1, log=STEPS + ECHO), C.NETWORK, Confidence.GUESS),
         (Evidence(exit_code=137, log=STEPS), C.KILLED, Confidence.GUESS),
         (Evidence(exit_code=137, oom_kills=1, log=STEPS), C.HOST_OOM, Confidence.CERTAIN),
