@@ -191,8 +191,10 @@ def _told(facts: Facts) -> Iterator[str]:
         if times > 1:
             yield f"{word} of incident {episode} ({fault}) was told {times} times"
     begins = Counter((one["fingerprint"], one["summary"]) for one in notices if one["reason"] == "FIRST")
+    lasted = [fault for faults in _faults_of(facts).values() for fault in faults if fault.of.holds or fault.of.lingers]
+    most = max(Counter(lasted).values(), default=1)  # the same end of so many attempts
     for (_, summary), times in begins.items():
-        if times > 1:
+        if times > most:
             yield f"{times} incidents were told of one thing: {summary}"
     for message in facts.messages:
         if not message["notices"]:

@@ -78,7 +78,8 @@ WRONG: dict[str, tuple[Facts, dict[str, Any], str]] = {
     "corruption misjudged": (
         replace(WELL, night=CORRUPT), {"corrupted": ((13, "unstable"),)}, "unstable was found at gradient"),
     "told twice": (WELL, {"messages": (TOLD, TOLD, RESOLVED)}, "CRITICAL of incident abcdef01 (breaker-open) was"),
-    "told as another": (WELL, {"messages": (*WELL.messages, AGAIN)}, "2 incidents were told of one thing: it is open"),
+    "told as another": (
+        WELL, {"messages": (*WELL.messages, AGAIN, AGAIN)}, "3 incidents were told of one thing: it is open"),
     "its end told twice": (WELL, {"messages": (TOLD, RESOLVED, RESOLVED)}, "RESOLVED of incident abcdef01"),
     "its end not told": (WELL, {"messages": (TOLD,)}, "the end of incident abcdef01 (breaker-open) was not told"),
     "a lost message": (WELL, {"messages": ()}, "incident abcdef01 (breaker-open) counts as told, and no message came"),
