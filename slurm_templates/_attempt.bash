@@ -442,7 +442,7 @@ resil_mark_lost() { # attempt file: record its end, so that later attempts need 
     printf 'end = "lost"\ntime = %(%s)T\nseen_by = %d\n' -1 "$RESIL_ATTEMPT" >"$temporary" &&
       ln -- "$temporary" "$1.end"
   ) 2>/dev/null || :
-  rm -f -- "$temporary"
+  rm -f -- "$temporary" "${1%/*}/.${1##*/}.beat."* # of a heartbeat that was killed as it wrote
 }
 
 # ---- the breaker ----------------------------------------------------------------------------------------------

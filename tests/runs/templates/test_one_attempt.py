@@ -103,12 +103,14 @@ def test_as_long_as_the_job_before_is_alive_nothing_is_launched(batch: Batch, st
 def test_a_job_that_is_over_or_forgotten_and_silent_is_marked_lost(batch: Batch, state: str | None) -> None:
     attempt = batch.attempt(1, job=6)
     beat(attempt, 17)
+    part = attempt.with_name(f".{attempt.name}.beat.n1.4711.tmp")  # the heartbeat was killed as it wrote
+    part.touch()
     if state:
         batch.state(6, state)
     script = batch.run("exit 3")
     assert script.wait() == 3
     assert "attempt 0001 ended without a record" in script.text
-    assert batch.end(1)["end"] == "lost"
+    assert batch.end(1)["end"] == "lost" and not part.exists()
     assert batch.events().count("attempt_lost") == 1
     assert "waiting" not in batch.run("exit 3", job=8).text
 
