@@ -88,8 +88,8 @@ night:
 	@scripts/system-packages
 	RESIL_SOAK=1 RESIL_NIGHT_SVG=build/night.svg $(BIN)/python -m pytest -q -s tests/slurm/test_night.py
 
-# 200 nights of random faults, each a function of its seed, on four SLURMs at a time: an hour on 2 cores. The table goes to
-# build/chaos/chaos.md, and what a night that went wrong left beside it.
+# 200 nights of random faults, each a function of its seed, on four SLURMs at a time: an hour or more on 2 cores. The table
+# goes to build/chaos/chaos.md, and what a night that went wrong left beside it.
 #   RESIL_CHAOS_SEED=17 make chaos      one night again
 #   RESIL_CHAOS_NIGHTS=20 make chaos    fewer
 chaos:
