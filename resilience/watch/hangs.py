@@ -160,6 +160,10 @@ def _requeue(project: Project, directory: RunDirectory, hang: Hang, why: str) ->
     project.scheduler(scheduler_of(read_intents(directory))).requeue(JobId.parse(hang.job))
 
 
+_OVER = re.compile(r"Invalid job id specified|already completing or completed")
+"""What scancel says of a step that has ended since squeue named it."""
+
+
 def _restart_step(project: Project, directory: RunDirectory, hang: Hang, why: str) -> None:
     """End the steps of the job: only SIGKILL ends a process that is stopped or holds the GIL. The batch shell records
     the end, and the next job goes on."""
@@ -177,9 +181,14 @@ def _restart_step(project: Project, directory: RunDirectory, hang: Hang, why: st
     steps = re.findall(r"^\s*(\d[\d_]*\.\d+)\s*$", listed.stdout, re.MULTILINE)
     if listed.returncode or not steps:
         raise SchedulerUnavailable(f"squeue names no step of job {hang.job}: {listed.stderr.strip()[:200]}")
-    done = run(["scancel", *steps], timeout_s=STEPS_S)
-    if done.returncode:
-        raise ProbeError(f"scancel {' '.join(steps)}: {done.stderr.strip()[:200]}")
+    cancelled = 0
+    for step in steps:
+        done = run(["scancel", step], timeout_s=STEPS_S)
+        if done.returncode and not _OVER.search(done.stderr):
+            raise ProbeError(f"scancel {step}: {done.stderr.strip()[:200]}")
+        cancelled += done.returncode == 0
+    if not cancelled:
+        raise ProbeError(f"scancel {' '.join(steps)}: these steps have ended")
 
 
 def _is_of_run(pid: int, directory: RunDirectory) -> bool:
