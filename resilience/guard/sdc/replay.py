@@ -84,7 +84,7 @@ _FOUND = "sdc on "
 
 def parse_finding(fault: str) -> Finding | None:
     """Return the finding in a fault of the agreement: `rank 3: sdc on n17 DIGEST 1e+17: WHAT`; or None."""
-    match = re.fullmatch(rf"rank (\d+): {_FOUND}(\S*) (\S*) ([-+.e\d]+|inf): (.*)", fault, re.DOTALL)
+    match = re.fullmatch(rf"rank (\d+): {_FOUND}(\S*) (.*?) ([-+.e\d]+|inf): (.*)", fault, re.DOTALL)
     return Finding(int(match[1]), match[2], match[3], match[5], float(match[4])) if match else None
 
 

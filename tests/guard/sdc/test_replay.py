@@ -55,6 +55,8 @@ def test_each_verdict_names_the_rank_the_node_the_tensor_and_the_step(verdict: V
 
 def test_a_finding_survives_its_way_to_the_other_ranks() -> None:
     assert parse_finding(f"rank 2: {FOUND.text()}") == FOUND
+    spelled_out = FOUND._replace(digest="[1e+30, -0.5, inf]", worst=float("inf"))
+    assert parse_finding(f"rank 2: {spelled_out.text()}") == spelled_out
 
 
 @pytest.mark.parametrize(
