@@ -136,11 +136,19 @@ class Lab:
         daemon = self.daemon_pid()
         if self.spool.exists():
             self.spool.rename(aside)  # so that nobody starts another
-        for pid in (daemon, *watchers, *carrying(RESIL_LOCAL_SPOOL=str(self.spool))):
-            if pid:
+
+        def none_is_left() -> bool:
+            """Kill all: a shell may have started its program since the last look."""
+            left = [
+                *filter(start_ticks, filter(None, (daemon, *watchers))),
+                *carrying(RESIL_LOCAL_SPOOL=str(self.spool)),
+            ]
+            for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        until(lambda: not any(start_ticks(pid) for pid in (daemon, *watchers) if pid), what="the end of all processes")
+            return not left
+
+        until(none_is_left, what="the end of all processes")
 
 
 @contextlib.contextmanager
