@@ -20,6 +20,7 @@ def train(rank):
     with TrainingGuard.from_env() as guard:
         for step in range(1, 100_000):
             if step == 20 and rank == 1:
+                open("stops", "w").close()
                 os.kill(os.getpid(), signal.SIGSTOP)
             all_reduce()
             guard.step()
@@ -58,6 +59,8 @@ def test_the_evidence_of_a_hang_is_collected_once_and_sent_with_its_alert(shell:
     (shell.directory / "train.py").write_text(TRAINING)
     run_on(shell)
     hangs = shell.state_dir / "gpt" / "hangs"
+    # A step before, on a busy machine even the first, may take longer than the timeout.
+    shell.until((shell.directory / "stops").exists)
     shell.until(lambda: shell.resil("watch", "log").returncode == 2)
     (page,), (text,) = hangs.glob("0001-19.html"), hangs.glob("*.txt")
     assert "all_reduce" in page.read_text() and page.stat().st_mode & 0o077 == 0

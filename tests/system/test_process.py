@@ -27,6 +27,7 @@ from resilience.system.process import (
     run_with_input,
     said_by,
 )
+from tests.lab.descriptors import count_descriptors
 from tests.lab.fakes import make_system
 from tests.lab.hung import hung_directory, release
 from tests.lab.waiting import until
@@ -327,11 +328,11 @@ def test_two_hundred_calls_leave_no_zombie_no_descriptor_no_thread() -> None:
             RUNNER.run(["cat"], timeout_s=5, stdin="x")
 
     once(1)
-    descriptors, threads = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+    descriptors, threads = count_descriptors(), threading.active_count()
     before = children()  # of this worker: it may have booted a cluster for other tests
     for number in range(200):
         once(number)
-    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
+    assert count_descriptors() <= descriptors
     until(lambda: threading.active_count() == threads)
     until(lambda: children() <= before)
 

@@ -143,7 +143,7 @@ def runs(tmp_path: Path, quick: None) -> Iterator[Runs]:
     yield made
     made.supervised.end_all(0.0)
     until_true(lambda: made.supervised.poll() == () and children_of_ours() <= children, "no child of ours is left")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def children_of_ours() -> set[int]:

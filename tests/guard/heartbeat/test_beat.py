@@ -28,6 +28,7 @@ from resilience.guard.heartbeat.beat import (
 )
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_logs import last_step
+from tests.lab.descriptors import count_descriptors
 
 
 @pytest.fixture
@@ -78,14 +79,14 @@ def test_a_lone_surrogate_in_a_phase_does_not_raise(slot: SharedProgress) -> Non
 
 
 def test_the_training_may_go_on_storing_after_the_guard_was_closed() -> None:
-    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    descriptors = count_descriptors()
     slot = SharedProgress()
     slot.close()
     slot.close()
     slot.words[0] = 5
     assert slot.read()[0] == 5
     del slot
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    assert count_descriptors() <= descriptors
 
 
 def test_a_forked_child_that_forgets_does_not_write_into_its_parents_memory(slot: SharedProgress) -> None:

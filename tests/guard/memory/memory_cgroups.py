@@ -19,11 +19,6 @@ NO_LIMIT_V1 = "9223372036854771712\n"
 MEMINFO = "MemTotal:       24684096 kB\nMemFree:        23544596 kB\nMemAvailable:   {available} kB\nBuffers: 8 kB\n"
 
 
-def count_descriptors() -> int:
-    """How many descriptors this process has open."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @dataclass
 class Machine:
     """A directory that looks like `/`, as far as memory goes."""

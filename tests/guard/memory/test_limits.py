@@ -22,7 +22,8 @@ from resilience.guard.memory.limits import (
     parse_process,
     physical_bytes,
 )
-from tests.guard.memory.memory_cgroups import MIB, RECORDED, Machine, count_descriptors
+from tests.guard.memory.memory_cgroups import MIB, RECORDED, Machine
+from tests.lab.descriptors import count_descriptors
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def test_here_and_now_a_look_is_cheap_and_keeps_no_descriptors() -> None:
         start = time.perf_counter()
         limits.read(1.0)
         took.append(time.perf_counter() - start)
-    assert count_descriptors() == before
+    assert count_descriptors() <= before
     assert sorted(took)[100] < 0.001, "a look takes about 300 us"
 
 
