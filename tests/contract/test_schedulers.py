@@ -26,6 +26,7 @@ from resilience.system.ports import SystemClock
 from tests.lab.slurm.as_user import AsUser
 from tests.lab.slurm.cluster import Cluster
 from tests.lab.slurm.processes import PATIENCE_S
+from tests.lab.waiting import until
 from tests.schedulers.spooled import lab
 from tests.slurm.conftest import cluster  # noqa: F401 - a fixture
 
@@ -58,11 +59,7 @@ class Place:
         return self.scheduler.submit(self.submission(body, **options)).id
 
     def until(self, look: Callable[[], T], what: str = "what was promised") -> T:
-        deadline = time.monotonic() + self.patience_s
-        while not (found := look()):
-            assert time.monotonic() < deadline, f"waited {self.patience_s:g} s for {what}"
-            time.sleep(0.1)
-        return found
+        return until(look, what, self.patience_s, every_s=0.1)
 
     def records(self, job_id: JobId) -> list[Job]:
         """All records of a job or an array, in the order of the tasks."""

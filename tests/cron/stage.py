@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from resilience.cron.project import CronProject, open_cron
 from resilience.runs.project import Project
 from resilience.settings.load import load
 from resilience.system.ports import System
+from tests.lab import waiting
 
 PATIENCE_S = 90.0
 
@@ -44,7 +44,4 @@ class Stage:
 
 def until(condition: Callable[[], object], what: str = "it") -> None:
     """Wait for something, bounded."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not happen in time"
-        time.sleep(0.05)
+    waiting.until(condition, what, PATIENCE_S, every_s=0.05)

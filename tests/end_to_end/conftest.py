@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.lab.waiting import until
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 180.0
@@ -46,10 +47,7 @@ class Shell:
 
     def until(self, what: Callable[[], bool]) -> None:
         """Wait for a condition; fail when it does not come."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not what():
-            assert time.monotonic() < deadline, f"did not happen within {PATIENCE_S:g} s"
-            time.sleep(0.05)
+        until(what, "what was to happen", PATIENCE_S, every_s=0.05)
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.docs.markdown import page
+from tests.lab.waiting import until
 
 PATIENCE_S = 240.0
 Typed = Callable[[list[str]], "subprocess.CompletedProcess[str]"]
@@ -88,10 +88,7 @@ class Typist:
         return self.resil(list(words)).stdout
 
     def until(self, is_so: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not is_so():
-            assert time.monotonic() < deadline, f"waited {PATIENCE_S:g} s for {what}: {self.say('status', '--all')}"
-            time.sleep(0.3)
+        until(is_so, what, PATIENCE_S, every_s=0.3)
 
 
 def healthy(watched: str) -> list[str]:

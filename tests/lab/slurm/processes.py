@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.lab.waiting import pause_after
+
 CGROUPS = Path("/sys/fs/cgroup")
 HIERARCHIES = ("freezer", "memory")
 CGROUP_PARENT = "resil-slurm"
@@ -60,10 +62,13 @@ class Process:
 def until(true: Callable[[], object], what: str, *, every_s: float = 0.02) -> None:
     """Wait until something is true; raise TimeoutError, saying what was waited for, after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if true():
+            return
+        if began > deadline:
             raise TimeoutError(f"waited {PATIENCE_S:g} s for {what}")
-        time.sleep(every_s)
+        pause_after(began, every_s)
 
 
 @contextlib.contextmanager
