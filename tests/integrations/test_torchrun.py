@@ -37,7 +37,7 @@ SOAK = [
 ]
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=SOAK)])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=SOAK), pytest.param(4, marks=SOAK)])
 def test_a_kill_switch_stops_all_ranks_at_one_step_and_the_next_attempt_loses_none_and_repeats_none(
     launched: Launched, world: int
 ) -> None:

@@ -5,14 +5,13 @@ time is over, another job takes the node, the disk fills up, the save hangs, or 
 record, `resil status` and the directory of checkpoints have to say the same, and the next attempt goes on from there.
 With a store it does so even after a bit of the newest checkpoint has flipped.
 
-All stories but that one begin at once, on a cluster of their own. The same faults meet trainings that have no guard:
-those with one may end a few seconds later than they do.
+All stories but that one begin at once, on a cluster of their own (a soak). The same faults meet trainings that have no
+guard: those with one may end a few seconds later than they do.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -36,8 +35,6 @@ pytestmark = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed: pip install torch (extra `torch`)"
 )
 SAVE_S, SAVE_EVERY, LATER_S = 2, 40, 15
-IS_SOAK = os.environ.get("RESIL_SOAK") == "1"
-SOAK = pytest.mark.skipif(not IS_SOAK, reason="takes minutes: set RESIL_SOAK=1")
 SAVES: dict[str, Any] = {"every": 20, "save_s": 0.3, "sbatch": 'exclude = "n3,n4"'}
 # argv: guard or plain; a fault in the second save of the first attempt, or none; the directory of the checkpoints.
 TRAINING = """\
@@ -271,11 +268,10 @@ def stage() -> Iterator[Stage]:
         stage = Stage(cluster, {})
         stage.begin("full", "full", checkpoints=disks[0])
         stage.begin("full-plain", "full", "plain", disks[1], array=1)
-        if IS_SOAK:
-            stage.begin("preempted", array=1, sbatch='nodelist = "n3,n4"')
-            stage.begin("hangs", "hang")
-            stage.begin("dies", "die")
-            stage.begin("dies-plain", "die", "plain", array=1)
+        stage.begin("preempted", array=1, sbatch='nodelist = "n3,n4"')
+        stage.begin("hangs", "hang")
+        stage.begin("dies", "die")
+        stage.begin("dies-plain", "die", "plain", array=1)
         yield stage
 
 
@@ -287,7 +283,6 @@ def until_saves(story: Story) -> None:
 
 
 @pytest.mark.soak
-@SOAK
 def test_another_job_takes_the_node_while_a_save_is_in_flight(stage: Stage) -> None:
     story = stage.stories["preempted"]
     until_saves(story)
@@ -297,6 +292,7 @@ def test_another_job_takes_the_node_while_a_save_is_in_flight(stage: Stage) -> N
     story.check_next()
 
 
+@pytest.mark.soak
 def test_a_disk_that_fills_up_in_the_save(stage: Stage) -> None:
     """It is the last one of a training that has come to its own end: that has not finished the run."""
     story, plain = stage.stories["full"], stage.stories["full-plain"]
@@ -311,7 +307,6 @@ def test_a_disk_that_fills_up_in_the_save(stage: Stage) -> None:
 
 
 @pytest.mark.soak
-@SOAK
 def test_a_rank_that_dies_in_the_save(stage: Stage) -> None:
     story, plain = stage.stories["dies"], stage.stories["dies-plain"]
     assert story.end_s() <= plain.end_s() + LATER_S
@@ -322,7 +317,6 @@ def test_a_rank_that_dies_in_the_save(stage: Stage) -> None:
 
 
 @pytest.mark.soak
-@SOAK
 def test_a_save_that_hangs(stage: Stage) -> None:
     """It is cut off when the time for the way out is over, and that is no stop on purpose."""
     story = stage.stories["hangs"]
@@ -332,18 +326,18 @@ def test_a_save_that_hangs(stage: Stage) -> None:
     assert story.on_disk() == SAVE_EVERY
 
 
-@pytest.mark.parametrize("is_long", [False, pytest.param(True, marks=(pytest.mark.soak, SOAK))])
-def test_a_store_under_the_kill_switch_a_flipped_bit_and_the_time_limit(stage: Stage, is_long: bool) -> None:
+@pytest.mark.parametrize("is_long", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_a_store_under_the_kill_switch_a_flipped_bit_and_the_time_limit(cluster: Cluster, is_long: bool) -> None:
     """The kill switch, and then the time limit, come while a save is in flight. Each attempt begins with the newest
     checkpoint that verifies."""
-    story = StoreRun(stage.cluster, "store-long" if is_long else "store")
+    story = StoreRun(cluster, "store-long" if is_long else "store")
     story.configure(last=10**6, **SAVES)
     story.submit()
     with story.in_a_save(1):
         story.ask("kill", "--why", "enough")
     end = story.until_end()
     assert (end["end"], end["exit_code"]) == ("stopped", 75) and "enough" in end["why"], story.log
-    stage.cluster.wait_for(story.job, {"FAILED"})
+    cluster.wait_for(story.job, {"FAILED"})
     stopped = story.check_told(1)
     assert healthy(story.resil("watch", "--all").stdout) == []
 
@@ -363,7 +357,7 @@ def test_a_store_under_the_kill_switch_a_flipped_bit_and_the_time_limit(stage: S
     assert alerts.returncode == 1 and flipped in alerts.stdout and file in alerts.stdout, alerts
     if is_long:
         with story.in_a_save(2):
-            stage.cluster.run(["scontrol", "update", f"jobid={story.job}", "EndTime=now+20"], story.user, check=True)
+            cluster.run(["scontrol", "update", f"jobid={story.job}", "EndTime=now+20"], story.user, check=True)
         end = story.until_end(2)
         assert (end["end"], end["exit_code"]) == ("stopped", 75), story.log
         stopped = story.check_told(2)

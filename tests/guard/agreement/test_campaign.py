@@ -11,7 +11,7 @@ import pytest
 
 from tests.guard.agreement.campaign import ROOT, Event, Plan, Pool, assert_nothing_was_trained, draw, need_torch
 
-RUNS = 8
+RUNS = 4
 SOAK_RUNS = 1000
 MOST_FAILURES = 3
 
@@ -69,6 +69,7 @@ def test_any_rank_stopped_in_the_middle_of_a_round_only_delays_it(pool: Pool) ->
     pool.train(plan)
 
 
+@pytest.mark.soak
 def test_ranks_that_poll_unequally_often_stop_at_the_same_step(pool: Pool) -> None:
     plan = Plan("unequal", 4, evaluates_every=5, polls=[0, 3, 40, 200], settings={"poll_s": 0.01})
     plan.events = [Event("memory", 3, 25), Event("kill", 1, 26)]

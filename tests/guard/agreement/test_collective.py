@@ -68,7 +68,10 @@ def test_without_torch_distributed_it_says_what_is_missing() -> None:
     assert "init_process_group" in (raised.value.hint or "")
 
 
-@pytest.mark.parametrize(("world", "every"), [(2, 1), (2, 10), (4, 3)])
+SOAKED = [pytest.param(*one, marks=pytest.mark.soak) for one in ((2, 1), (2, 10))]
+
+
+@pytest.mark.parametrize(("world", "every"), [(4, 3), *SOAKED])
 def test_all_ranks_save_and_stop_at_the_same_meeting(pool: Pool, world: int, every: int) -> None:
     plan = Plan(f"collective{world}x{every}", world, collective_every=every)
     plan.events = [
