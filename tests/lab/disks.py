@@ -7,7 +7,7 @@ import pwd
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -48,7 +48,7 @@ def disk_of(user: str) -> Iterator[Path]:
 def fill(directory: Path) -> Path:
     """Fill the file system, and return the file that takes the space."""
     ballast = directory / "ballast"
-    with open(ballast, "wb", buffering=0) as file:
+    with open(ballast, "ab", buffering=0) as file:
         for size in (4096, 1):
             try:
                 while True:
@@ -56,6 +56,19 @@ def fill(directory: Path) -> Path:
             except OSError:
                 continue
     return ballast
+
+
+@contextmanager
+def kept_full(directory: Path) -> Iterator[None]:
+    """Fill the file system, and keep it full, whatever is deleted from it: a file that is open takes its space still."""
+    with ExitStack() as held:
+        ballast = fill(directory)
+        held.callback(ballast.unlink, missing_ok=True)
+        for path in [path for path in directory.rglob("*") if path.is_file()]:
+            with suppress(FileNotFoundError):
+                held.enter_context(open(path, "rb"))
+        fill(directory)  # what was deleted meanwhile
+        yield
 
 
 def make_read_only(directory: Path, read_only: bool) -> None:

@@ -6,11 +6,12 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.lab.chaos.plan import Fault
 from tests.lab.chaos.run import ChaosRun, Waited
-from tests.lab.disks import fill, make_read_only
+from tests.lab.disks import kept_full, make_read_only
 from tests.lab.slurm.cluster import Cluster
 
 Act = Callable[[ChaosRun, Fault, str, str], None]
@@ -126,10 +127,11 @@ def _inject(*words: str, is_killed: bool = False, ends_with_attempt: bool = Fals
 
 
 def fill_disk(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
-    ballast = fill(run.disk)
+    full = run.over.enter_context(ExitStack())
+    full.enter_context(kept_full(run.disk))
     run.answer(fault)
     if not fault.of.lasts:
-        run.mends.append((len(run.messages), lambda: ballast.unlink(missing_ok=True)))
+        run.mends.append((len(run.messages), full.close))
 
 
 def lock_disk(run: ChaosRun, fault: Fault, node: str, job: str) -> None:

@@ -41,13 +41,15 @@ def live(cluster: Cluster, disk: Path, night: Night, given_up: threading.Event) 
         run.given_up = given_up
         waited = ""
         run.start()
-        with run.looked_after():
-            try:
-                _go_through(run)
-            except Exception as error:  # whatever it is, the injections are ended
-                waited = str(error) if isinstance(error, (Waited, TimeoutError)) else repr(error)
-        left = run.end_injections() + _left_running(run) + [f"mount {line}" for line in _mounts(cluster, disk) - mounts]
-        return _collect(run, waited, left), run
+        with run.over:
+            with run.looked_after():
+                try:
+                    _go_through(run)
+                except Exception as error:  # whatever it is, the injections are ended
+                    waited = str(error) if isinstance(error, (Waited, TimeoutError)) else repr(error)
+            left = run.end_injections() + _left_running(run)
+            left += [f"mount {line}" for line in _mounts(cluster, disk) - mounts]
+            return _collect(run, waited, left), run
 
 
 def _mounts(cluster: Cluster, disk: Path) -> set[str]:

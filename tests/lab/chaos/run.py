@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -143,6 +143,7 @@ class ChaosRun(TrainingRun):
         injectors: `resil inject` of faults that last.
         mends: what a person will do when told, and how many messages there were before.
         damaged: what the night did to checkpoints: the attempt, and the step.
+        over: what is undone once the night is over.
     """
 
     night: Night = field(default_factory=lambda: Night(0, (), 0))
@@ -153,6 +154,7 @@ class ChaosRun(TrainingRun):
     injectors: list[subprocess.Popen[str]] = field(default_factory=list)
     mends: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     damaged: list[tuple[int, int]] = field(default_factory=list)
+    over: ExitStack = field(default_factory=ExitStack)
 
     @property
     def user(self) -> str:
