@@ -60,7 +60,7 @@ def fill(directory: Path) -> Path:
 
 @contextmanager
 def kept_full(directory: Path) -> Iterator[None]:
-    """Fill the file system, and keep it full, whatever is deleted from it: a file that is open takes its space still."""
+    """Fill the file system, and keep it full whatever is deleted: a file that is open takes its space still."""
     with ExitStack() as held:
         ballast = fill(directory)
         held.callback(ballast.unlink, missing_ok=True)

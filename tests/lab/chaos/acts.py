@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,6 @@ from pathlib import Path
 from tests.lab.chaos.plan import Fault
 from tests.lab.chaos.run import ChaosRun, Waited
 from tests.lab.disks import kept_full, make_read_only
-from tests.lab.slurm.cluster import Cluster
 
 Act = Callable[[ChaosRun, Fault, str, str], None]
 """Called with the node and the raw id of the job whose rank has come to the fault, and waits."""
@@ -26,9 +26,11 @@ ALTERATIONS = (
 
 
 def lose_node(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
-    run.cluster.fail_node(node)
+    injector = run.inject("scheduler", "lost-node", "--real", "--node", node, "--for", "10m")
     run.answer(fault)
-    run.cluster.start_slurmd(node)
+    run.cluster.start_slurmd(node)  # in the node's cgroup; the injector finds it there
+    run.cluster.adopt(node)
+    _end(injector)
 
 
 def lose_slurmd(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
@@ -37,16 +39,25 @@ def lose_slurmd(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
     run.cluster.start_slurmd(node)
 
 
-def _without_controller(take: Callable[[Cluster], None], bring_back: Callable[[Cluster], None]) -> Act:
+def hang_controller(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
     """Let the training fail while slurmctld is not there."""
+    run.wait_for_batch_shell()
+    run.cluster.stop_controller()
+    try:
+        run.answer(fault, LOST)
+        run.until(lambda: run.end(run.met(fault)[0][1]), "the end to be recorded without SLURM")
+    finally:
+        run.cluster.continue_controller()
+
+
+def real_controller(how: str) -> Act:
+    """The same, as an administrator does it."""
 
     def act(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
-        take(run.cluster)
-        try:
-            run.answer(fault, LOST)
-            run.until(lambda: run.end(run.met(fault)[0][1]), "the end to be recorded without SLURM")
-        finally:
-            bring_back(run.cluster)
+        run.wait_for_batch_shell()
+        words = ("scheduler", how, "--real", "--for", "10m")
+        _inject(*words, ends_with_attempt=True, word=LOST)(run, fault, node, job)
+        run.cluster.adopt("slurmctld")
 
     return act
 
@@ -120,10 +131,14 @@ def _inject(*words: str, is_killed: bool = False, ends_with_attempt: bool = Fals
             try:
                 run.until(lambda: run.end(run.met(fault)[0][1]), f"the end of the attempt with {fault}")
             finally:
-                injector.send_signal(signal.SIGTERM)
-                injector.communicate(timeout=60)
+                _end(injector)
 
     return act
+
+
+def _end(injector: subprocess.Popen[str]) -> None:
+    injector.send_signal(signal.SIGTERM)
+    injector.communicate(timeout=60)
 
 
 def fill_disk(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
@@ -178,9 +193,9 @@ ACTS: dict[str, Act] = {
     "node": lose_node,
     "slurmd": lose_slurmd,
     "batch_shell": _inject("kill", "--batch"),
-    "controller_stops": _inject("scheduler", "hang", "--real", "--for", "10m", ends_with_attempt=True, word=LOST),
-    "controller_hangs": _without_controller(Cluster.stop_controller, Cluster.continue_controller),
-    "controller_ends": _without_controller(Cluster.terminate_controller, Cluster.start_controller),
+    "controller_stops": real_controller("hang"),
+    "controller_hangs": hang_controller,
+    "controller_ends": real_controller("down"),
     "requeue": _scontrol("scontrol", "requeue", "{job}"),
     "cancel": _scontrol("scancel", "{job}"),
     "walltime": _scontrol("scontrol", "update", "jobid={job}", "EndTime=now+12"),

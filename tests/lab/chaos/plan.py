@@ -100,10 +100,11 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "altered_undone": _kind("the same, and the alteration undone before the exception", "exception"),
         # What is done from outside, while the training waits at that step.
         # (Without accounting, SLURM tells of a lost node only until the job has been started again.)
-        "node": _kind("the node dies: slurmd and the job are killed", "node_failure unknown"),
+        "node": _kind("the node dies: slurmd and the job are killed", "node_failure unknown", as_root=True),
         "slurmd": _kind("slurmd is killed, and comes back while the job runs"),
         "controller_hangs": _kind("slurmctld hangs while a job ends", "exception"),
-        "controller_ends": _kind("slurmctld ends, and is started again after the job has ended", "exception"),
+        "controller_ends": _kind("slurmctld ends, and is started again after the job has ended", "exception",
+                                 as_root=True),
         "requeue": _kind("`scontrol requeue`, as preemption does", "stopped preempted cancelled"),
         "cancel": _kind("`scancel` of the job", "cancelled stopped"),
         "walltime": _kind("the time limit", "stopped walltime"),

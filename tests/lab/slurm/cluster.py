@@ -35,6 +35,7 @@ from tests.lab.slurm.keeper import PREFIX, Keeper, remove, sweep
 from tests.lab.slurm.processes import (
     Process,
     ancestors,
+    argv,
     belonging,
     connections,
     descendants,
@@ -300,6 +301,17 @@ class Cluster(Clients):
             self.continue_slurmd(node)
         else:
             self._spawn_slurmd(node)
+
+    def adopt(self, name: str) -> None:
+        """Take a daemon that somebody else has started in the place of the cluster's, once it is there."""
+        words = {"slurmctld"} if name == "slurmctld" else {"slurmd", name}
+
+        def found() -> list[Process]:
+            ours = (pid for pid in self.processes() if program(pid) in words and words - {program(pid)} <= {*argv(pid)})
+            return [process for process in map(Process.of, ours) if process is not None]
+
+        until(found, f"another {name} to start")
+        self._daemons[name] = min(found(), key=lambda process: process.started)
 
     def _node_processes(self, node: str) -> set[int]:
         """Return slurmstepd, jobs and their children on a node: those who say its name, and their descendants."""

@@ -193,6 +193,14 @@ def program(pid: int) -> str:
         return ""
 
 
+def argv(pid: int) -> list[str]:
+    """Return the command line of a process; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
 def belonging(root: Path) -> set[int]:
     """Return the pids in this cluster's cgroups, and those that name its directory.
 
