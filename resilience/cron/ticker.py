@@ -419,12 +419,14 @@ class Ticker:
         return float(seen[key].since)
 
     def _forget_ahead(self, taken: dict[str, list[int]], seen: dict[str, Seen], now: float) -> None:
-        """Delete slots of a wrong clock: they must not silence an entry until that day."""
+        """Delete slots of a wrong clock: they must not silence an entry until that day. The one of this tick is due."""
         for key, newest in self._cron.state.book.slots.forget_ahead(self._clock.now).items():
             limit = self._clock.now() + AHEAD_S
             taken[key] = [slot for slot in taken.get(key, []) if slot <= limit]
             if not taken[key]:
-                seen[key] = Seen(int(now), seen[key].schedule if key in seen else "")
+                ran = [run.slot for run in self._cron.state.history(key) if run.slot <= now]
+                since = max([int(now - self.period_s), *ran])
+                seen[key] = Seen(since, seen[key].schedule if key in seen else "")
             self._lines.append(
                 f"{key.replace('+', '/')} ran {format_duration(newest + AHEAD_S - limit)} in the future: the clock was "
                 "set back, or that of another host is ahead; using the current time"
