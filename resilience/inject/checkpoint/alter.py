@@ -12,9 +12,10 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from glob import escape
 from pathlib import Path
 
-from resilience.base.files import remove_stale, replace_file, sync_directory
+from resilience.base.files import STALE_S, remove_stale, replace_file, sync_directory
 from resilience.errors import CheckpointError, UsageError
 from resilience.inject.checkpoint import in_use
 from resilience.inject.checkpoint.layouts import Change, Layout, Location, find_layout
@@ -206,13 +207,22 @@ def _copy(places: Places, files: Iterable[str]) -> Iterator[Path]:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(places.source / name, copy / name)
             (copy / name).chmod((places.source / name).stat().st_mode & 0o777 | 0o600)
-        remove_stale(output.parent, copy.stat().st_mtime, of=output.name)  # of a kill
+        _remove_left(output, copy.stat().st_mtime)
         yield copy
     finally:
         if copy.is_dir():
             shutil.rmtree(copy, ignore_errors=True)
         else:
             copy.unlink(missing_ok=True)
+
+
+def _remove_left(output: Path, now: float) -> None:
+    """Remove what was left by a kill: files and directories that nobody has written to for long. Never fails."""
+    remove_stale(output.parent, now, of=output.name)
+    with suppress(OSError):
+        for path in output.parent.glob(f".{escape(output.name)}.*.tmp/"):
+            if now - max(one.lstat().st_mtime for one in (path, *path.rglob("*"))) > STALE_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _files(root: Path) -> list[str]:

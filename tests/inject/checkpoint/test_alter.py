@@ -221,6 +221,21 @@ def test_killed_in_place_before_the_last_step_the_original_is_whole_and_undo_kno
     assert undo(choose_places(path, None, None, in_place=True, word=RESTORED), record, "x") is False
 
 
+def test_what_a_kill_left_of_an_earlier_copy_is_removed_and_not_what_is_written_to(tmp_path: Path) -> None:
+    path = safetensors(tmp_path / "m.safetensors")
+    dead, busy, other = (
+        tmp_path / f".{name}.0123456789ab.tmp" for name in ("m.altered.safetensors", "m.altered.safetensors.", "x")
+    )
+    for left in (dead, busy, other):
+        (left / "sub").mkdir(parents=True)
+        (left / "sub" / "__0_0.distcp").touch()
+        for one in (left / "sub" / "__0_0.distcp", left / "sub", left):
+            if left != busy or one.is_dir():
+                os.utime(one, (1000.0, 1000.0))
+    altered(path)
+    assert not dead.exists() and busy.exists() and other.exists()
+
+
 def test_a_record_is_not_written_over_the_copy_or_into_a_directory_of_checkpoints(tmp_path: Path) -> None:
     path = safetensors(tmp_path / "m.safetensors")
     store = new_store(tmp_path / "ckpt")
