@@ -395,6 +395,14 @@ def test_a_file_servers_clock_that_is_behind_neither_causes_nor_delays_an_alert(
     assert watchdog.outcome() == SILENT
 
 
+def test_by_a_clock_that_is_two_hours_ahead_the_next_look_sees_that_the_training_goes_on(watchdog: LogWatcher) -> None:
+    watchdog.write(MEGATRON, age_s=2 * HOUR)
+    assert watchdog.outcome() == SILENT  # as of a hang: no earlier look tells them apart
+    watchdog.clock.sleep(30.0)
+    watchdog.write(steps(42790, 42790), age_s=2 * HOUR)
+    assert watchdog.outcome() == "OK"
+
+
 @pytest.mark.parametrize("jump_s", [8 * HOUR, 365 * 24 * HOUR, -HOUR])
 def test_a_clock_jump_and_a_suspended_machine_are_no_hang(
     watchdog: LogWatcher, clock: FakeClock, jump_s: float
