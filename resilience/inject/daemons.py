@@ -1,10 +1,11 @@
 """The daemons of a real SLURM on this host, for administrators of test clusters: found, ended, started again."""
 
-# ruff: noqa: PTH115, PTH116, PTH208
+# ruff: noqa: PTH115, PTH116, PTH121, PTH208
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -62,7 +63,7 @@ def find_daemons(name: str, conf: str = "") -> list[Daemon]:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 words = file.read().decode("utf-8", "replace").split("\0")
             environ = {key: value for key, _, value in (word.partition("=") for word in words) if key in KEPT}
-            argv[0] = os.readlink(f"/proc/{pid}/exe")
+            argv[0] = _program(pid, argv[0], environ.get("PATH"))
             one = Daemon(pid, start_ticks(pid) or 0, info.st_uid, info.st_gid, tuple(argv), environ,
                          os.readlink(f"/proc/{pid}/cwd"))  # fmt: skip
             is_other = environ.get("SLURM_CONF", "") != conf
@@ -70,6 +71,12 @@ def find_daemons(name: str, conf: str = "") -> list[Daemon]:
                 found.append(one)
     pids = {one.pid for one in found}
     return [one for one in found if not any(one.pid in descendants(other) for other in pids - {one.pid})]
+
+
+def _program(pid: int, name: str, path: str | None) -> str:
+    """Return the path of a process's program under the name that it was started by: it is found by that."""
+    place, exe = shutil.which(name, path=path), f"/proc/{pid}/exe"
+    return place if place is not None and os.path.samefile(place, exe) else os.readlink(exe)
 
 
 def steps_of(node: str, conf: str) -> list[tuple[int, int]]:

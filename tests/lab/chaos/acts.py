@@ -28,6 +28,7 @@ ALTERATIONS = (
 def lose_node(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
     injector = run.inject("scheduler", "lost-node", "--real", "--node", node, "--for", "10m")
     run.answer(fault)
+    run.cluster.daemon(node).wait_gone()
     run.cluster.start_slurmd(node)  # in the node's cgroup; the injector finds it there
     run.cluster.adopt(node)
     _end(injector)
