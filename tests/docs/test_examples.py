@@ -106,6 +106,7 @@ def test_the_loop_of_the_page_saves_and_resumes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch not installed (pip install)")
+@pytest.mark.soak
 def test_the_script_about_silent_corruption_finds_its_damaged_gradient(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "how-to" / "guard-against-silent-corruption.md").read_text()
     block = re.search(r"```python\n(import sys\n.*?)```", text, re.DOTALL)

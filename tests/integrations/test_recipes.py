@@ -32,7 +32,7 @@ RECIPES = [
     pytest.param("accelerate", marks=(needs("torch", "accelerate"), *SOAK)),
     pytest.param("lightning", marks=(needs("torch", "lightning"), *SOAK)),
     pytest.param("transformers", marks=(needs("torch", "transformers", "accelerate"), *SOAK)),
-    pytest.param("jax", marks=needs("jax", "orbax.checkpoint")),
+    pytest.param("jax", marks=(needs("jax", "orbax.checkpoint"), *SOAK)),
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -25,6 +25,7 @@ def checkpoints(launched: Launched) -> list[str]:
     return sorted(path.name for path in (launched.directory / "checkpoints").iterdir())
 
 
+@pytest.mark.soak
 def test_a_stop_saves_and_the_next_attempt_does_no_batch_twice_and_leaves_none_out(launched: Launched) -> None:
     launched.launch([sys.executable, *words(launched)])
     launched.until_step(20, 1)

@@ -124,9 +124,9 @@ def test_a_process_that_is_left_is_killed_and_named_and_its_test_fails(tmp_path:
     [
         ("test_hangs_and_takes_its_process_along", (), "Timeout"),
         ("test_is_killed", (), ""),
-        ("test_is_killed", ("-n1",), "crashed while running"),
+        pytest.param("test_is_killed", ("-n1",), "crashed while running", marks=pytest.mark.soak),
         ("test_is_interrupted", (), "KeyboardInterrupt"),
-        ("test_hangs", ("-n1",), LEFT),
+        pytest.param("test_hangs", ("-n1",), LEFT, marks=pytest.mark.soak),
     ],
 )
 def test_nothing_is_left_when_the_process_of_a_test_ends_with_it(

@@ -20,7 +20,7 @@ from tests.guard.memory.memory_cgroups import Machine
 from tests.guard.simulated_training import SimulatedTraining
 
 IS_SOAK = os.environ.get("RESIL_SOAK") == "1"
-EXAMPLES = [15, pytest.param(2000, marks=[pytest.mark.soak, pytest.mark.timeout(7200), pytest.mark.skipif(
+EXAMPLES = [6, pytest.param(2000, marks=[pytest.mark.soak, pytest.mark.timeout(7200), pytest.mark.skipif(
     not IS_SOAK, reason="2,000 simulated trainings: set RESIL_SOAK=1")])]  # fmt: skip
 BASE_MIB = 40.0
 SAVE_EVERY_S = 20.0

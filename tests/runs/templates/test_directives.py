@@ -90,7 +90,7 @@ def printed(words: list[str], environment: dict[str, str] | None = None) -> list
 
 
 @given(st.lists(any_text, min_size=1, max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_bash_reads_back_the_same_bytes(texts: list[str]) -> None:
     assert printed([quote_bash(text) for text in texts]) == [os.fsencode(text) for text in texts]
 
@@ -133,7 +133,7 @@ def test_what_is_no_long_option_is_refused(name: str) -> None:
 
 
 @given(command=any_text, value=any_text, line=one_line, directory=one_line)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_value_breaks_out_of_a_script(command: str, value: str, line: str, directory: str) -> None:
     command = re.sub(r"[\r\ud800-\udfff]", "", command)
     spec = ScriptSpec(
