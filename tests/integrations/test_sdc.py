@@ -403,11 +403,17 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
     launched.finish()
 
 
+def launch(launched: Launched, world: int, faults: dict[int, Any], **variables: str) -> list[int]:
+    """Let the ranks of a data-parallel training end, and return their exit codes."""
+    script = Path(__file__).parent / "sdc_training.py"
+    launched.launch([sys.executable, str(script), json.dumps(faults), str(world)], GLOO_SOCKET_IFNAME="lo", **variables)
+    launched.wait()
+    return list(json.loads((launched.directory / "codes.json").read_text()))
+
+
 def train(launched: Launched, world: int, faults: dict[int, Any]) -> list[Any]:
     """Return what the ranks of a data-parallel training tell at their end."""
-    script = Path(__file__).parent / "sdc_training.py"
-    launched.launch([sys.executable, str(script), json.dumps(faults), str(world)], GLOO_SOCKET_IFNAME="lo")
-    launched.wait()
+    launch(launched, world, faults)
     return [launched.last(rank, "end") for rank in range(world)]
 
 
@@ -428,3 +434,51 @@ def test_four_data_parallel_ranks_replay_together_and_a_weight_that_differs_name
     assert digests[0] == digests[1] == digests[3] != digests[2]
     found = [event for event in launched.guard_events() if event["event"] == "sdc"]
     assert [(event["of_rank"], event["verdict"]) for event in found] == [(1, "transient"), (2, "replica")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The bits after each step of a training of two ranks to which nothing happens."""
+    launched = Launched(tmp_path_factory.mktemp("undisturbed"))
+    try:
+        assert launch(launched, 2, {}, BITS="1") == [0, 0]
+        return [one["bits"] for one in launched.diary(0) if one["event"] == "step"]
+    finally:
+        launched.finish()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("step", "what", "code"), [(30, "kill", 75), (31, "save", 0), (30, "USR1", 75)])
+def test_a_switch_or_a_signal_in_a_replay_is_obeyed_after_it_at_one_step_with_the_bits_of_an_undisturbed_training(
+    launched: Launched, undisturbed: list[str], step: int, what: str, code: int
+) -> None:
+    import torch
+
+    from tests.integrations.sdc_training import bits
+
+    assert launch(launched, 2, {1: [[31, "moment", 1e30], [step, what, 0]]}) == [code, code]
+    assert launched.count(1, what) == 1
+    first, other = (launched.last(rank, "decision") for rank in range(2))
+    assert first == other and first["step"] == first["count"] > 30 and first["save"] and first["stop"] == (code != 0)
+    saved = torch.load(launched.directory / "checkpoint.pt")
+    assert saved["step"] == first["step"]
+    assert bits(saved["model"], saved["optimizer"]) == undisturbed[saved["step"] - 1]
+    assert [one["step"] for one in launched.guard_events() if one["event"] == "save"] == [saved["step"]]
+    assert [found[:2] for found in launched.last(0, "end")["found"]] == [["transient", 31]]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("rank", "step"), [(0, 30), (2, 31)])
+def test_a_rank_that_is_killed_in_a_replay_leaves_the_others_to_end_with_what_was_found(
+    launched: Launched, rank: int, step: int
+) -> None:
+    codes = launch(launched, 3, {1: [[31, "moment", 1e30]], rank: [[step, "die", 0]]})
+    assert codes == [-9 if one == rank else 1 for one in range(3)]
+    others = [one for one in range(3) if one != rank]
+    assert launched.count(rank, "die") == 1 and not any(launched.count(one, "end") for one in others)
+    said = launched.output.read_text()
+    assert said.count("warning: sdc is off from here on") == 2, said
+    what = "silent data corruption, perhaps: rank 1 on "
+    assert said.count(what) == 2 and said.count("nobody can say whether it was the hardware") == 2, said
+    if rank:
+        assert "Connection closed by peer" in launched.end()["why"] and launched.end()["exit_code"] == 1

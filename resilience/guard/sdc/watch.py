@@ -260,12 +260,11 @@ class SdcWatch:
             result = self._redo(step_function)
         except AbnormalStep as abnormal:
             again = abnormal.sighting
+        except BaseException:
+            self._warn_unknown(first, "its replay was cut off")
+            raise
         if again is None and not self.is_on:
-            what = words_of_sighting(first, self._place.world)
-            self._recorder.warn(
-                f"silent data corruption, perhaps: {what}: replayed, but no longer watched: nobody can say whether it "
-                "was the hardware, nor whether the state is right now"
-            )
+            self._warn_unknown(first, "replayed, but no longer watched")
             return result
         verdict = decide(first, again)
         goes_on = again is not None and verdict is Verdict.REPEATED and self._is_plausible(first, again)
@@ -277,6 +276,12 @@ class SdcWatch:
             return self._redo(step_function)  # unwatched, on every rank: the training goes on, or until it is stopped
         finally:
             self._is_accepting = False
+
+    def _warn_unknown(self, first: Sighting, how: str) -> None:
+        self._recorder.warn(
+            f"silent data corruption, perhaps: {words_of_sighting(first, self._place.world)}: {how}: nobody can say "
+            "whether it was the hardware, nor whether the state is right now"
+        )
 
     def _is_plausible(self, *sightings: Sighting) -> bool:
         return all(one.worst <= self._settings.sdc_ceiling for one in sightings)

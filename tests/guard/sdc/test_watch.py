@@ -249,6 +249,21 @@ def test_a_rank_that_leaves_in_a_replay_leaves_it_without_a_verdict(check: int) 
     assert "rank 1 on n2: weight is NaN" in ranks.warned[1] and "was the hardware" in ranks.warned[1]
 
 
+def test_an_error_of_the_training_in_a_replay_leaves_what_was_found() -> None:
+    """A collective fails, because another rank has died."""
+    ranks = TwoRanks({5: "rank 1: sdc on n2 0f inf: weight is NaN, at most 1 is normal"}).run(4)
+
+    def fail(step: int) -> None:
+        if step in ranks.state.done[:-1]:
+            raise ConnectionError("closed by peer")
+
+    ranks.state.inject = fail
+    with pytest.raises(ConnectionError):
+        ranks.watch.run(lambda batch: ranks.state.step(ranks.watch, batch), batch_of(5))
+    assert ranks.state.done == [1, 2, 3, 4, 5, 4] and not ranks.watch.found
+    assert "rank 1 on n2: weight is NaN" in ranks.warned[0] and "its replay was cut off" in ranks.warned[0]
+
+
 def test_no_memory_for_the_copies_of_a_replay_ends_the_watch_alone() -> None:
     ranks = TwoRanks({5: "rank 1: sdc on n2 0f inf: weight is NaN, at most 1 is normal"}).run(4)
     captures = iter([ranks.state.capture(None)])
