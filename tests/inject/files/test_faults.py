@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from resilience.base.mounts import current_mounts
+from resilience.checkpoints.directory import StoreDirectory
 from resilience.errors import UsageError
 from resilience.inject.files import holder, mounting
 from resilience.inject.injecting import inject, prepare
@@ -131,6 +133,77 @@ def test_a_training_is_told_of_its_failed_save_goes_on_and_saves_again_afterward
         assert save() == "saved"
         stdin.close()
         assert stdout.readline().strip() == "3"
+
+
+IN_FLIGHT = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from resilience.checkpoints import Store
+from resilience.guard import TrainingGuard
+store, more = Store(sys.argv[1]), threading.Semaphore(0)
+
+def write(path):
+    with open(path / "first", "wb", buffering=0) as first:
+        first.write(bytes(10_000))
+        print("in flight", flush=True)
+        more.acquire()
+        for name in ("second", "third"):
+            (path / name).write_bytes(bytes(10_000))
+        first.write(bytes(10_000))
+
+with TrainingGuard.from_env(store=store) as guard, ThreadPoolExecutor() as pool:
+    for line in sys.stdin:
+        guard.step()
+        if line.strip() == "save":
+            with guard.saving() as part:
+                part.until(pool.submit(write, part.path))
+        elif line.strip() == "more":
+            more.release()
+        else:
+            print(guard.count, store.latest().step, flush=True)
+sys.exit(guard.exit_code)
+"""
+
+
+@pytest.mark.parametrize("how", [pytest.param("mount", marks=needs_mount), "fill"])
+def test_a_save_in_flight_when_the_disk_becomes_full_is_told_and_never_offered(
+    shell: Shell, tmp_path: Path, how: str
+) -> None:
+    shell.settings(f'{SETTINGS}\n[checkpoints]\npath = "checkpoints"\n')
+    said = tmp_path / "said"
+    with ExitStack() as stack:
+        if how == "fill":
+            checkpoints(shell).rmdir()
+            stack.enter_context(small_disk(checkpoints(shell), "1m"))
+        training = stack.enter_context(subprocess.Popen(
+            [sys.executable, "-c", IN_FLIGHT, str(checkpoints(shell))], cwd=Path(__file__).parents[3], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stack.enter_context(said.open("w")),
+        ))  # fmt: skip
+
+        def tell(*lines: str, answers: bool = True) -> str:
+            assert training.stdin is not None and training.stdout is not None
+            print(*lines, sep="\n", file=training.stdin, flush=True)
+            return training.stdout.readline().strip() if answers else ""
+
+        assert tell("save") == "in flight"
+        tell("more", answers=False)
+        until(lambda: [one.step for one in StoreDirectory(checkpoints(shell)).checkpoints()] == [1], "the first save")
+        assert tell("save") == "in flight"
+        with inject(prepare(shell.project, shell.project.directory("gpt"), "disk-full", {"by": how}, 300.0)):
+            tell("more", answers=False)
+            until(lambda: "the save of step 3 is not durable: " in said.read_text(), "the failure")
+            assert "No space left on device" in said.read_text()
+            assert tell("step") == "5 1", "it goes on, and the last good checkpoint is offered"
+            if how == "mount":
+                training.communicate()
+                assert training.returncode == 1, "the last save is not durable"
+        assert [one.step for one in StoreDirectory(checkpoints(shell)).checkpoints()] == [1]
+        if how == "fill":
+            assert tell("save") == "in flight"
+            tell("more", answers=False)
+            training.communicate()
+            assert training.returncode == 0 and "the save of step 6" not in said.read_text()
+            assert [one.step for one in StoreDirectory(checkpoints(shell)).checkpoints()] == [1, 6]
 
 
 @needs_mount
