@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -73,7 +74,7 @@ class Outlook:
     """
 
     would: str
-    missing: tuple[str, ...] = ()
+    missing: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,29 +138,23 @@ class Judgement:
 # ---- what several drills say -----------------------------------------------------------------------------------------
 
 
-def no_guard(facts: Facts) -> tuple[str, ...]:
-    """Return what to change if the training has no guard. Pure."""
-    return () if facts.has_guard else ("the guard is off: remove RESIL_GUARD=off",)
-
-
-def no_successor(facts: Facts) -> tuple[str, ...]:
-    """Return what to change if nothing queues the next job. Pure."""
-    if facts.successors:
-        return ()
-    return ("no setting queues the next job: resil submit --array 10, or keep_queued = 1 and enabled = true in [act]",)
-
-
-def no_channel(facts: Facts, *checks: str) -> tuple[str, ...]:
-    """Return what to change if the findings of watchdogs reach nobody. Pure."""
-    missing = [] if facts.channels else ["nobody would be told: set channels in [alert], then resil alert test"]
-    left_out = [check for check in checks if facts.checks and check not in facts.checks]
-    missing += [f"resil watch --all leaves out {check}: add it to checks in [watch]" for check in left_out]
-    return tuple(missing)
-
-
-def no_store(facts: Facts) -> tuple[str, ...]:
-    """Return what to change if resil does not know the checkpoints. Pure."""
-    return () if facts.store else ("[checkpoints] path is not set: your checkpoints are neither found nor verified",)
+def missing_settings(facts: Facts, *needs: str, told_by: tuple[str, ...] = ()) -> list[str]:
+    """Return what to change first, a sentence each, if a drill needs `guard`, `store` or `successor`, or that these
+    watchdogs tell somebody. Pure."""
+    sentences = {
+        "guard": "" if facts.has_guard else "the guard is off: remove RESIL_GUARD=off",
+        "store": ""
+        if facts.store
+        else "[checkpoints] path is not set: your checkpoints are neither found nor verified",
+        "successor": ""
+        if facts.successors
+        else "no setting queues the next job: resil submit --array 10, or keep_queued = 1 and enabled = true in [act]",
+    }
+    found = [sentences[need] for need in needs if sentences[need]]
+    if told_by and not facts.channels:
+        found.append("nobody would be told: set channels in [alert], then resil alert test")
+    left_out = [check for check in told_by if facts.checks and check not in facts.checks]
+    return found + [f"resil watch --all leaves out {check}: add it to checks in [watch]" for check in left_out]
 
 
 def judge_resumed(seen: Seen, facts: Facts) -> Judgement | None:

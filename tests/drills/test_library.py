@@ -102,7 +102,7 @@ def test_a_hang_that_is_told_after_hours_is_not_as_good_as_in_the_drill(
 @pytest.mark.parametrize("drill", names())
 def test_nothing_is_missing_with_all_settings(drill: str) -> None:
     outlook = find(drill).outlook(FACTS)
-    assert outlook.missing == () and outlook.would
+    assert not outlook.missing and outlook.would
     assert find(drill).expects.endswith(".")
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from resilience.drills.training import Training
-    from resilience.drills.words import Facts, Judgement, Outlook, Seen
+from resilience.drills.training import Training
+from resilience.drills.words import Facts, Judgement, Outlook, Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from resilience.drills.library import Drill
-from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, no_channel
+from resilience.drills.training import Training
+from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, missing_settings
 from resilience.quantities import format_duration
-
-if TYPE_CHECKING:
-    from resilience.drills.training import Training
 
 TELL_S, AFTER_S = 240.0, 120.0
 
@@ -19,7 +15,7 @@ def outlook(facts: Facts) -> Outlook:
     return Outlook(
         f"the training goes on; resil watch job is UNKNOWN, tells that after {format_duration(facts.unknown_for_s)}, "
         "and does nothing to the queue",
-        no_channel(facts, "job"),
+        missing_settings(facts, told_by=("job",)),
     )
 
 

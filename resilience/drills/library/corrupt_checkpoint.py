@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from resilience.drills.library import Drill
-from resilience.drills.words import (
-    Facts,
-    Judgement,
-    Outcome,
-    Outlook,
-    Seen,
-    judge_known,
-    no_guard,
-    no_store,
-    no_successor,
-    resumed,
-)
+from resilience.drills.training import Training
+from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, judge_known, missing_settings, resumed
 from resilience.inject.checkpoint.alter import flip_bit
-
-if TYPE_CHECKING:
-    from resilience.drills.training import Training
 
 END_S, RESUME_S = 120.0, 300.0
 
 
 def outlook(facts: Facts) -> Outlook:
     """Say what a damaged checkpoint would lead to. Pure."""
-    missing = (*no_guard(facts), *no_store(facts), *no_successor(facts))
+    missing = missing_settings(facts, "guard", "store", "successor")
     if not facts.store:
         return Outlook("nobody would notice: the next attempt loads it, or crashes at it", missing)
     return Outlook("the next attempt refuses it by its digests, and resumes from the one before it", missing)

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from resilience.drills.library import Drill
-from resilience.drills.words import (
-    Facts,
-    Judgement,
-    Outcome,
-    Outlook,
-    Seen,
-    judge_earlier,
-    no_channel,
-    no_guard,
-    no_store,
-)
-
-if TYPE_CHECKING:
-    from resilience.drills.training import Training
+from resilience.drills.training import Training
+from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, judge_earlier, missing_settings
 
 TELL_S, SAVE_S, MOST_S = 240.0, 240.0, 3600.0
 
 
 def outlook(facts: Facts) -> Outlook:
     """Say what a full disk would lead to. Pure."""
-    missing = (*no_guard(facts), *no_store(facts), *no_channel(facts, "fs", "log"))
+    missing = missing_settings(facts, "guard", "store", told_by=("fs", "log"))
     return Outlook(
         "resil watch fs and log tell it; the last good checkpoint stays, and the next save succeeds", missing
     )

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from resilience.drills.library import Drill
-from resilience.drills.words import (
-    Facts,
-    Judgement,
-    Outcome,
-    Outlook,
-    Seen,
-    judge_resumed,
-    no_guard,
-    no_successor,
-    resumed,
-)
-
-if TYPE_CHECKING:
-    from resilience.drills.training import Training
+from resilience.drills.training import Training
+from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, judge_resumed, missing_settings, resumed
 
 END_S, RESUME_S = 120.0, 300.0
 
@@ -26,7 +12,7 @@ END_S, RESUME_S = 120.0, 300.0
 def outlook(facts: Facts) -> Outlook:
     """Say what a killed rank would lead to. Pure."""
     next_one = f"the next job resumes ({facts.successors})" if facts.successors else "no next job is queued"
-    return Outlook(f"the attempt ends with the rank; {next_one}", (*no_guard(facts), *no_successor(facts)))
+    return Outlook(f"the attempt ends with the rank; {next_one}", missing_settings(facts, "guard", "successor"))
 
 
 def play(training: Training) -> None:

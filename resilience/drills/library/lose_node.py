@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from resilience.drills.library import Drill
-from resilience.drills.words import (
-    Facts,
-    Judgement,
-    Outcome,
-    Outlook,
-    Seen,
-    judge_resumed,
-    no_guard,
-    no_successor,
-    resumed,
-)
-
-if TYPE_CHECKING:
-    from resilience.drills.training import Training
+from resilience.drills.training import Training
+from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, judge_resumed, missing_settings, resumed
 
 END_S, RESUME_S = 300.0, 600.0
 
@@ -28,7 +14,7 @@ def outlook(facts: Facts) -> Outlook:
     how = "SLURM ends or requeues the job" if facts.scheduler == "slurm" else "the job ends without a word"
     return Outlook(
         f"{how}; the next attempt waits until the lost one cannot train any more, then resumes",
-        (*no_guard(facts), *no_successor(facts)),
+        missing_settings(facts, "guard", "successor"),
     )
 
 

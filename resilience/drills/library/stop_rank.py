@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from resilience.drills.library import Drill
-from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, judge_known, no_channel, no_guard, resumed
+from resilience.drills.training import Training
+from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, judge_known, missing_settings, resumed
 from resilience.quantities import format_duration
-
-if TYPE_CHECKING:
-    from resilience.drills.training import Training
 
 TELL_S, END_S, RESUME_S, MOST_S = 240.0, 300.0, 300.0, 3600.0
 """resil acts upon a hang when its signs have lasted for 2 min, and collects evidence before."""
@@ -23,7 +19,7 @@ def outlook(facts: Facts) -> Outlook:
     """Say what a rank that stands still would lead to. Pure."""
     after = _after(facts)
     does = f"and {facts.on_hang} follows" if facts.on_hang != "tell" else "and the job stays until somebody acts"
-    missing = [*no_guard(facts), *no_channel(facts, "log")]
+    missing = missing_settings(facts, "guard", told_by=("log",))
     if facts.on_hang in ENDS and not facts.acts:
         missing.append(f"on_hang = {facts.on_hang} needs enabled = true in [act]: without it, it is only told")
     if facts.on_hang not in ENDS:
@@ -32,7 +28,7 @@ def outlook(facts: Facts) -> Outlook:
         missing.append(late)
     if facts.quiet_hours:
         missing.append(f"only the worst is told in the quiet hours {facts.quiet_hours}")
-    return Outlook(f"resil watch log tells it after {after} without a step, {does}", tuple(missing))
+    return Outlook(f"resil watch log tells it after {after} without a step, {does}", missing)
 
 
 def _after(facts: Facts) -> str:

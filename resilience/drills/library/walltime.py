@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from resilience.drills.library import Drill
-from resilience.drills.words import (
-    Facts,
-    Judgement,
-    Outcome,
-    Outlook,
-    Seen,
-    judge_resumed,
-    no_guard,
-    no_successor,
-    resumed,
-)
+from resilience.drills.training import Training
+from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, judge_resumed, missing_settings, resumed
 from resilience.job import JobId, JobUpdate
 from resilience.quantities import format_duration
-
-if TYPE_CHECKING:
-    from resilience.drills.training import Training
 
 RESUME_S, SLACK_S = 300.0, 120.0
 
 
 def outlook(facts: Facts) -> Outlook:
     """Say what the end of the time leads to. Pure."""
-    missing = [*no_guard(facts), *no_successor(facts)]
+    missing = missing_settings(facts, "guard", "successor")
     if facts.lead_s <= 0:
         missing.append("there is no warning before the time limit: set signal_lead_s in [submit]")
     if facts.walltime_s is not None and facts.lead_s >= facts.walltime_s:
@@ -38,7 +24,7 @@ def outlook(facts: Facts) -> Outlook:
     if not facts.watches_walltime:
         missing.append("the guard does not look at the time limit: walltime = true in [guard]")
     how = f"the warning comes {format_duration(facts.lead_s)} before the limit" if facts.lead_s else "no warning comes"
-    return Outlook(f"{how}; the guard saves and stops in time, and the next job resumes", tuple(missing))
+    return Outlook(f"{how}; the guard saves and stops in time, and the next job resumes", missing)
 
 
 def play(training: Training) -> None:
