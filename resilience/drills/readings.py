@@ -18,6 +18,7 @@ from resilience.drills.stage import Stage
 from resilience.drills.words import Facts
 from resilience.errors import ResilError
 from resilience.job import Job
+from resilience.runs.attempts import Attempt
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import last_events, read_attempts
 from resilience.runs.run_logs import newest_log
@@ -46,6 +47,10 @@ class Readings:
         path = self.stage.project.loaded.store_path(self.name)
         return None if path is None else StoreDirectory(path)
 
+    def attempt(self) -> Attempt:
+        """Return the newest attempt."""
+        return read_attempts(self.directory, 1)[-1]
+
     def rows(self) -> tuple[LedgerRow, ...]:
         """Return the attempts."""
         return read_ledger(self.directory)
@@ -68,6 +73,10 @@ class Readings:
         jobs = dict.fromkeys(attempt.job_id for attempt in read_attempts(self.directory))
         found = (event for job in jobs for event in last_events(self.directory, job, "0", words=words))
         return [event for event in found if event.get("event") in names]
+
+    def saves(self) -> list[Mapping[str, Any]]:
+        """Return the decisions and saves in the journals of rank 0, oldest first."""
+        return self.events("decision", *SAVES)
 
     def incidents(self, since: float) -> list[Incident]:
         """Return the incidents of the drill that were told after a time."""

@@ -11,9 +11,8 @@ from typing import TypeVar
 
 from resilience import layout
 from resilience.attempts.ledger import LedgerRow
-from resilience.checkpoints.directory import StoreDirectory
 from resilience.drills.isolation import Tempo
-from resilience.drills.readings import SAVES, Readings, answer, is_finished
+from resilience.drills.readings import Readings, answer, is_finished
 from resilience.drills.stage import NotInTime, Stage
 from resilience.drills.watchdogs import Watchdogs
 from resilience.drills.words import Facts, Seen
@@ -22,11 +21,8 @@ from resilience.inject.injecting import Running
 from resilience.messages import cut
 from resilience.quantities import format_duration
 from resilience.runs import switches
-from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_files import read_attempts
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.switch import Scope
-from resilience.system.ports import System
 
 ValueT = TypeVar("ValueT")
 JOBS = 5
@@ -38,7 +34,6 @@ SLOW = 5.0
 MOST_HANG_S = 600.0
 CAUSE = 120
 """Characters of the reason why an attempt ended."""
-ASK_AGAIN_S = 5.0
 SLOWER = 3.0
 """The next attempt may take so many times as long to start as the first one did."""
 HELD = ("JobHeldUser", "JobHeldAdmin")
@@ -47,15 +42,12 @@ TRAIN_LONGER = "let it train for longer, with more steps: resil drill --command 
 FINISHED = "the training reached its last step before the end of the drill"
 LOOK = "see the whole log with --keep; the training must run for a minute, tell a guard its steps, and save when asked"
 NO_GUARD = "create the guard before the slow parts of the start, and call guard.step(); for a slow one: --limit 2h"
-GUARD_TOLD_S, GUARD_SHARE = 60.0, 6
-"""So long after the launch it is said that no guard has reported; after this part of the limit the drill gives up."""
+GUARD_S, GUARD_SHARE = 60.0, 6
+"""Without the report of a guard so long after the launch, and after this part of the limit, the drill gives up."""
 IGNORED_STEPS, IGNORED_S = 20, 15.0
 """So many steps, and so much time, without a save show that a training does not save when it is told to."""
 SAVE_S, SLOW_SAVE = 600.0, 20.0
 """A save that was asked for is waited for so long, or so many steps."""
-DEADLINE_S = 5.0
-MOST_S = 3600.0
-"""A fault is undone after this time, also if the drill was killed."""
 
 
 class CouldNotLook(ResilError):
@@ -72,6 +64,7 @@ class Training:
     Attributes:
         seen: what was measured so far.
         step_s: the typical duration of a step.
+        is_blind: whether the scheduler does not answer, so that nobody knows whether the jobs have ended.
     """
 
     def __init__(
@@ -98,37 +91,7 @@ class Training:
         self._watch: Watchdogs | None = None
         self._told: dict[str, float] = {}
         self._running: Running | None = None
-        self._failed_saves = 0
-        self._is_blind = False
-
-    # ---- what it is ------------------------------------------------------------------------------------------------
-
-    @property
-    def system(self) -> System:
-        """Return the system of the drill's project."""
-        return self.stage.project.system
-
-    @property
-    def directory(self) -> RunDirectory:
-        """Return the run directory."""
-        return self.readings.directory
-
-    @property
-    def store(self) -> StoreDirectory | None:
-        """Return the directory of checkpoints; None if resil does not know it."""
-        return self.readings.store
-
-    def rows(self) -> tuple[LedgerRow, ...]:
-        """Return the attempts."""
-        return self.readings.rows()
-
-    def step(self) -> int:
-        """Return the newest step of rank 0; 0 before the first."""
-        return self.readings.step()
-
-    def durable(self) -> int | None:
-        """Return the step of the newest durable save; None: none."""
-        return self.readings.durable()
+        self.is_blind = False
 
     # ---- what is done with it ----------------------------------------------------------------------------------------
 
@@ -147,26 +110,27 @@ class Training:
         self.until(self._trains, "the first steps that a guard reports")
         self._start_s = self._clock.monotonic() - began
         self.step_s = self._measured_step_s()
-        self.say(f"it trains: step {self.step()}, {format_duration(self.step_s)} per step")
+        self.say(f"it trains: step {self.readings.step()}, {format_duration(self.step_s)} per step")
 
     def save(self) -> int:
         """Ask for a save, and return its step once it is durable. Raise CouldNotLook."""
-        before, asked = self.durable() or 0, self.step()
-        known, self._told = len(self._saves()), {}
+        before, asked = self.readings.durable() or 0, self.readings.step()
+        known, self._told = len(self.readings.saves()), {}
         self.ask_for_save()
 
         def is_saved() -> bool:
-            if (self.durable() or 0) > max(before, asked - 1):
+            if (self.readings.durable() or 0) > max(before, asked - 1):
                 return True
             self._check_answer(known)
             return False
 
         self.until(is_saved, "the save that the drill asked for", max(SAVE_S, SLOW_SAVE * self.step_s))
-        durable = self.durable() or 0
-        if self.store is not None and self.facts.is_own_store and not self.readings.checkpoints():
+        durable = self.readings.durable() or 0
+        store = self.readings.store
+        if store is not None and self.facts.is_own_store and not self.readings.checkpoints():
             raise CouldNotLook(
-                f"step {durable} was saved, and not in {self.store.path}, where the drill wants it: the training saves "
-                "in a place of its own",
+                f"step {durable} was saved, and not in {store.path}, where the drill wants it: the training saves in a "
+                "place of its own",
                 hint="save with Store.from_env(), or name $RESIL_DRILL_DIR in the command",
             )
         self.say(f"saved at step {durable}")
@@ -174,14 +138,13 @@ class Training:
 
     def strike(self, act: Callable[[], str]) -> None:
         """Inject the fault; `act` does it and returns what it did, in words. Everything is measured from here."""
-        rows = self.rows()
+        rows = self.readings.rows()
         if not rows or rows[-1].failure is not None:
             raise CouldNotLook(f"the training ended before the fault: {self.readings.last_words()}", hint=TRAIN_LONGER)
         self._struck = rows[-1]
         self._jobs = self.readings.queue()
         ranks = len(self.stage.ranks(self.name))
-        self.seen = replace(self.seen, step=self.step(), durable=self.durable(), ranks=ranks)
-        self._failed_saves = len(self.readings.events("save_failed"))
+        self.seen = replace(self.seen, step=self.readings.step(), durable=self.readings.durable(), ranks=ranks)
         self._since = self._at = self._clock.now()
         done = act()
         if self._running is not None and self._running.injection.until is not None:
@@ -189,19 +152,15 @@ class Training:
         self.seen = replace(self.seen, done=done)
         self.say(f"fault: {done}")
 
-    def note(self, sentence: str) -> None:
-        """Keep a further fact for the report."""
-        self.seen = replace(self.seen, notes=(*self.seen.notes, sentence))
-
     def watch(self, environ: Mapping[str, str] | None = None, deadline_s: float = 0.0) -> None:
         """Run the watchdogs from now on as cron does, only more often, instead of those that run already."""
         self.stop_watching()
         hang_s = min(MOST_HANG_S, max(self.tempo.hang_s, SLOW * self.step_s))
         own = {"RESIL_WATCH__LOG__TIMEOUT_S": f"{hang_s:g}", **(environ or {})}
         count = 1 + round(self._limit_s / self.tempo.watch_s)  # then it ends by itself, also if the drill was killed
-        self._watch = Watchdogs(
-            self.scratch, self.system.cwd, {**self.system.environ, **own}, self.tempo.watch_s, count, deadline_s
-        )
+        system = self.stage.project.system
+        environ = {**system.environ, **own}
+        self._watch = Watchdogs(self.scratch, system.cwd, environ, self.tempo.watch_s, count, deadline_s)
 
     def stop_watching(self) -> None:
         """End the watchdogs."""
@@ -211,36 +170,28 @@ class Training:
 
     # ---- how it is broken --------------------------------------------------------------------------------------------
 
-    def host(self) -> str:
-        """Return the node of the batch shell."""
-        return read_attempts(self.directory, 1)[-1].host
-
     def need_store(self) -> None:
         """Raise CouldNotLook unless the training saves with a Store whose directory resil knows."""
-        if self.store is None:
+        if self.readings.store is None:
             raise CouldNotLook("[checkpoints] path is not set: resil does not know the checkpoints")
         if not self.facts.is_own_store:
             raise CouldNotLook("the framework names the checkpoints: this drill needs those of a Store")
 
     def more_steps(self) -> None:
         """Wait for a few steps, so that something is lost. Raise CouldNotLook."""
-        begin = self.step()
-        self.until(lambda: self.step() >= begin + STEPS, "a few more steps")
+        begin = self.readings.step()
+        self.until(lambda: self.readings.step() >= begin + STEPS, "a few more steps")
 
     def last_rank(self) -> int:
         """Return the number of the last rank: the others wait for it."""
         return max(self.stage.ranks(self.name), default=0)
-
-    def job_id(self) -> int:
-        """Return SLURM_JOB_ID of the running attempt."""
-        return read_attempts(self.directory, 1)[-1].job_id
 
     def inject(self, name: str, length_s: float | None = None, **options: object) -> str:
         """Inject a fault as `resil inject` does; `restore` takes it back. Return a sentence. Raise CouldNotLook."""
         try:
             self._running = self.stage.inject(self.name, name, options, length_s)
         except ResilError as error:
-            if self.rows() and self.see(lambda: self.rows()[-1].failure is not None, ENDED_S):
+            if self.readings.rows() and self.see(lambda: self.readings.rows()[-1].failure is not None, ENDED_S):
                 raise CouldNotLook(
                     f"the training ended before the fault: {self.readings.last_words()}", hint=TRAIN_LONGER
                 ) from None
@@ -253,34 +204,10 @@ class Training:
         if running is not None and running.injection.until is not None:
             self.say(f"undone: {running.undo().undoes}")
 
-    def newest_checkpoint(self) -> Path:
-        """Return the newest checkpoint. Raise CouldNotLook."""
-        found = self.readings.checkpoints()
-        if not found:
-            raise CouldNotLook("there is no checkpoint")
-        return found[-1].path
-
     def ask_for_save(self) -> None:
         """Ask for a save, without waiting."""
-        switches.set_switch(self.stage.project, self.directory, layout.SAVE_SWITCH, why="a drill", scope=Scope.JOB)
-
-    def withdraw_save(self) -> None:
-        """Ask no longer for a save that has failed: each next attempt would fail at it, until the breaker holds all."""
-        switches.clear(self.stage.project, self.directory)
-
-    def hang_controller(self) -> str:
-        """Let every question to the scheduler hang, also those of the watchdogs; return a sentence."""
-        done = self.inject("scheduler", MOST_S, fault="hang")
-        self._is_blind = True
-        deadline_s = min(DEADLINE_S, self.stage.project.loaded.settings.scheduler.deadline_s)
-        self.watch({"RESIL_SCHEDULER__DEADLINE_S": f"{deadline_s:g}"}, deadline_s)
-        return done
-
-    def answer_again(self) -> None:
-        """Let the scheduler answer again."""
-        self.restore()
-        self._is_blind = False
-        self.watch()
+        directory = self.readings.directory
+        switches.set_switch(self.stage.project, directory, layout.SAVE_SWITCH, why="a drill", scope=Scope.JOB)
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
 
@@ -294,7 +221,7 @@ class Training:
                 value = found()
             except StateDirectoryError:  # a file that is being replaced
                 return False
-            state["over"] = not value and not self._is_blind and self.readings.all_ended()
+            state["over"] = not value and not self.is_blind and self.readings.all_ended()
             return value or state["over"]
 
         try:
@@ -324,9 +251,9 @@ class Training:
 
     def see_end(self, limit_s: float) -> bool:
         """Wait for the end of the attempt that was struck, and measure it."""
-        if not self.see(lambda: self._row().failure is not None and self._row().end is not None, limit_s):
+        if not self.see(lambda: self.struck().failure is not None and self.struck().end is not None, limit_s):
             return False
-        row = self._row()
+        row = self.struck()
         ended = row.end_time if row.end_time is not None else self._clock.now()
         self.seen = replace(
             self.seen,
@@ -341,10 +268,10 @@ class Training:
 
     def see_resume(self, limit_s: float) -> bool:
         """Wait until the next attempt trains, and measure it."""
-        number = self._row().attempt
+        number = self.struck().attempt
 
         def next_one() -> LedgerRow | None:
-            later = [row for row in self.rows() if row.attempt > number and row.first_step is not None]
+            later = [row for row in self.readings.rows() if row.attempt > number and row.first_step is not None]
             trains = [row for row in later if (row.last_step or 0) > (row.first_step or 0)]
             return trains[0] if trains else None
 
@@ -352,7 +279,7 @@ class Training:
             waiting = [job for job in self.stage.jobs() if job.state.is_waiting and job.reason not in HELD]
             if waiting and not any(job.state.may_have_processes for job in self.stage.jobs()):
                 raise CouldNotLook(f"the next job waits in the queue: {waiting[0].id} {waiting[0].reason}")
-            if any(is_finished(row) for row in self.rows() if row.attempt >= number):
+            if any(is_finished(row) for row in self.readings.rows() if row.attempt >= number):
                 raise CouldNotLook(FINISHED, hint=TRAIN_LONGER)
             return False
         row = next_one()
@@ -377,45 +304,13 @@ class Training:
         return self.see(told, limit_s)
 
     def see_steps(self, limit_s: float) -> bool:
-        """Wait for a few more steps; return False if there are none."""
-        begin = self.step()
-        if not self.see(lambda: self.step() >= begin + STEPS or is_finished(self._row()), limit_s):
-            return False
-        if self.step() < begin + STEPS:
+        """Wait for a few more steps, and record and return whether there were any."""
+        begin = self.readings.step()
+        went_on = self.see(lambda: self.readings.step() >= begin + STEPS or is_finished(self.struck()), limit_s)
+        if went_on and self.readings.step() < begin + STEPS:
             raise CouldNotLook(FINISHED, hint=TRAIN_LONGER)
-        return True
-
-    def see_went_on(self, limit_s: float) -> None:
-        """Wait for a few more steps, and record whether there were any."""
-        self.seen = replace(self.seen, went_on=self.see_steps(limit_s))
-
-    def see_failed_save(self, limit_s: float) -> None:
-        """Wait until a save has failed, or the attempt that was struck has ended."""
-
-        def failed() -> bool:
-            if self._row().failure is not None:
-                return self.see_end(0.0)
-            late = self.readings.events("save_failed")[self._failed_saves :]
-            if late:
-                self.note(f"the save of step {late[-1].get('step')} failed: {late[-1].get('error')}")
-            return bool(late)
-
-        self.see(failed, limit_s)
-
-    def see_saved_again(self, limit_s: float) -> None:
-        """Ask for saves until one is durable, in this attempt or the next."""
-        before, asked_at = max(self.seen.durable or 0, self.durable() or 0), 0.0
-
-        def saved() -> bool:
-            nonlocal asked_at
-            if self._clock.monotonic() > asked_at + ASK_AGAIN_S:
-                asked_at = self._clock.monotonic()
-                self.ask_for_save()
-            return (self.durable() or 0) > before
-
-        self.seen = replace(self.seen, saved_again=self.see(saved, limit_s))
-        if self.seen.stopped_s is not None or (self._row().failure is not None and self.see_end(1.0)):
-            self.see_resume(1.0)
+        self.seen = replace(self.seen, went_on=went_on)
+        return went_on
 
     def finish(self) -> Seen:
         """Return what was measured, with what watchdogs have told meanwhile."""
@@ -436,13 +331,14 @@ class Training:
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
-    def _row(self) -> LedgerRow:
+    def struck(self) -> LedgerRow:
+        """Return the attempt that the fault has struck."""
         assert self._struck is not None
         number = self._struck.attempt
-        return next(row for row in self.rows() if row.attempt == number)
+        return next(row for row in self.readings.rows() if row.attempt == number)
 
     def _trains(self) -> bool:
-        rows = self.rows()
+        rows = self.readings.rows()
         if rows and (rows[0].first_step or 0) > 0:
             self._end_without_save()
             raise CouldNotLook(
@@ -460,41 +356,35 @@ class Training:
         return (rows[-1].last_step or 0) >= (rows[-1].first_step or 0) + STEPS
 
     def _check_guard(self, row: LedgerRow) -> None:
-        """Say that no guard has reported a while after the launch, and raise CouldNotLook later."""
+        """Raise CouldNotLook if no guard has reported a while after the launch."""
         if row.launch_time is None or row.first_step is not None or self.stage.ranks(self.name):
             return
         waited_s = self._since_first(f"launch of {row.attempt}")
-        if waited_s > max(GUARD_TOLD_S, self._limit_s / GUARD_SHARE):
+        if waited_s > max(GUARD_S, self._limit_s / GUARD_SHARE):
             waited = format_duration(waited_s)
             raise CouldNotLook(
                 f"no guard has reported in the {waited} since the launch: {self.readings.last_words()}", hint=NO_GUARD
             )
-        if waited_s > GUARD_TOLD_S and "no guard" not in self._told:
-            self._since_first("no guard")
-            self.say("the training was launched, and no guard has reported yet: drills need one (TrainingGuard)")
 
     def _since_first(self, what: str) -> float:
         """Return how long ago this was asked for the first time."""
         now = self._clock.monotonic()
         return now - self._told.setdefault(what, now)
 
-    def _saves(self) -> list[Mapping[str, object]]:
-        return self.readings.events("decision", *SAVES)
-
     def _check_answer(self, known: int) -> None:
         """Raise DidWrong if the training does not save although it was told to, CouldNotLook if its save failed.
 
         `known`: how many decisions and saves there were before.
         """
-        told, error = answer(self._saves()[known:])
+        told, error = answer(self.readings.saves()[known:])
         if error:
             raise CouldNotLook(f"a save failed before the fault: {error}", hint="make room; see the log with --keep")
         if told is None:
             return
         waited_s = self._since_first(f"told at {told}")
-        if waited_s > IGNORED_S and self.step() >= told + IGNORED_STEPS:
+        if waited_s > IGNORED_S and self.readings.step() >= told + IGNORED_STEPS:
             raise DidWrong(
-                f"the training was told to save at step {told}, and is at step {self.step()} without a save",
+                f"the training was told to save at step {told}, and is at step {self.readings.step()} without a save",
                 hint="save when decision.save says so, inside `with guard.saving(): ...`",
             )
 
@@ -508,10 +398,10 @@ class Training:
             self.inject("kill", step=True)
 
     def _measured_step_s(self) -> float:
-        begin, began = self.step(), self._clock.monotonic()
+        begin, began = self.readings.step(), self._clock.monotonic()
         with suppress(CouldNotLook):
-            self.until(lambda: self.step() > begin + STEPS, "more steps")
-        done = self.step() - begin
+            self.until(lambda: self.readings.step() > begin + STEPS, "more steps")
+        done = self.readings.step() - begin
         return (self._clock.monotonic() - began) / done if done else 0.0
 
     def _measure_told(self, checks: tuple[str, ...]) -> None:

@@ -7,7 +7,9 @@ from resilience.drills.training import Training
 from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, missing_settings
 from resilience.quantities import format_duration
 
-TELL_S, AFTER_S = 240.0, 120.0
+TELL_S, AFTER_S, MOST_S = 240.0, 120.0, 3600.0
+DEADLINE_S = 5.0
+"""How long the watchdogs of the drill wait for the controller."""
 
 
 def outlook(facts: Facts) -> Outlook:
@@ -22,11 +24,21 @@ def outlook(facts: Facts) -> Outlook:
 def play(training: Training) -> None:
     """Let every question to the controller hang, until a watchdog has told it."""
     training.more_steps()
-    training.strike(training.hang_controller)
+
+    def hang() -> str:
+        done = training.inject("scheduler", MOST_S, fault="hang")
+        training.is_blind = True
+        deadline_s = min(DEADLINE_S, training.stage.project.loaded.settings.scheduler.deadline_s)
+        training.watch({"RESIL_SCHEDULER__DEADLINE_S": f"{deadline_s:g}"}, deadline_s)
+        return done
+
+    training.strike(hang)
     training.see_told(TELL_S, "job")
     went_on = training.see_steps(TELL_S)
-    training.answer_again()
-    training.see_went_on(AFTER_S if went_on else 0.0)
+    training.restore()
+    training.is_blind = False
+    training.watch()
+    training.see_steps(AFTER_S if went_on else 0.0)
 
 
 def judge(seen: Seen, facts: Facts) -> Judgement:

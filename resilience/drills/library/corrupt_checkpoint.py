@@ -30,7 +30,7 @@ def play(training: Training) -> None:
     rank = training.last_rank()
 
     def damage() -> str:
-        path, bit = damage_checkpoint(training.newest_checkpoint())
+        path, bit = damage_checkpoint(training.readings.checkpoints()[-1].path)
         done = training.inject("kill", rank=rank)
         return f"bit {bit} of {path.parent.name}/{path.name} was flipped; then {done}"
 

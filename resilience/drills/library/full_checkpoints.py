@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from resilience.drills.library import Drill
 from resilience.drills.training import Training
 from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, judge_earlier, missing_settings
+from resilience.runs import switches
 
-TELL_S, SAVE_S, MOST_S = 240.0, 240.0, 3600.0
+TELL_S, SAVE_S, MOST_S, ASK_AGAIN_S = 240.0, 240.0, 3600.0, 5.0
 
 
 def outlook(facts: Facts) -> Outlook:
@@ -29,12 +32,41 @@ def play(training: Training) -> None:
         training.ask_for_save()
         return done
 
+    failed_before = len(training.readings.events("save_failed"))
     training.strike(fill)
-    training.see_failed_save(TELL_S)
-    training.withdraw_save()
+
+    def has_failed() -> bool:
+        if training.struck().failure is not None:
+            return training.see_end(0.0)
+        late = training.readings.events("save_failed")[failed_before:]
+        if late:
+            why = f"the save of step {late[-1].get('step')} failed: {late[-1].get('error')}"
+            training.seen = replace(training.seen, notes=(why,))
+        return bool(late)
+
+    training.see(has_failed, TELL_S)
+    # Each next attempt would fail at it as well, until the breaker holds all.
+    switches.clear(training.stage.project, training.readings.directory)
     training.see_told(TELL_S, "fs", "log", "ckpt")
     training.restore()
-    training.see_saved_again(SAVE_S)
+    _see_saved_again(training)
+
+
+def _see_saved_again(training: Training) -> None:
+    """Ask for saves until one is durable, in this attempt or the next."""
+    clock, readings = training.stage.project.system.clock, training.readings
+    before, asked_at = max(training.seen.durable or 0, readings.durable() or 0), 0.0
+
+    def is_saved() -> bool:
+        nonlocal asked_at
+        if clock.monotonic() > asked_at + ASK_AGAIN_S:
+            asked_at = clock.monotonic()
+            training.ask_for_save()
+        return (readings.durable() or 0) > before
+
+    training.seen = replace(training.seen, saved_again=training.see(is_saved, SAVE_S))
+    if training.seen.stopped_s is not None or (training.struck().failure is not None and training.see_end(1.0)):
+        training.see_resume(1.0)
 
 
 def judge(seen: Seen, facts: Facts) -> Judgement:

@@ -23,7 +23,7 @@ def play(training: Training) -> None:
     training.save()
     training.watch()
     training.more_steps()
-    host = training.host()
+    host = training.readings.attempt().host
     training.strike(lambda: training.inject("scheduler", fault="lost-node", node=host))
     if training.see_end(END_S):
         training.see_resume(RESUME_S)

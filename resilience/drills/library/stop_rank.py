@@ -65,7 +65,7 @@ def play(training: Training) -> None:
             training.see_resume(RESUME_S)
         return
     training.restore()
-    training.see_went_on(RESUME_S)
+    training.see_steps(RESUME_S)
 
 
 def _is_ended(facts: Facts, seen: Seen) -> bool:

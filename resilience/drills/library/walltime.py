@@ -35,8 +35,8 @@ def play(training: Training) -> None:
     cut_s = training.tempo.cut_s
 
     def cut() -> str:
-        job = JobId(training.job_id())
-        end = training.system.clock.now() + cut_s
+        job = JobId(training.readings.attempt().job_id)
+        end = training.stage.project.system.clock.now() + cut_s
         training.stage.project.scheduler().update(job, JobUpdate(end_time=end))
         return f"the time limit of job {job} was cut to {cut_s:g} s from now"
 
