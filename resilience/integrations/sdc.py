@@ -8,22 +8,12 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 PLAUSIBLE = 1e6
 """A buffer with larger values before any step is a constant, such as a mask of infinities, and has no bounds."""
-
-
-class Stateful(Protocol):
-    """What has a state of its own: a learning rate scheduler, a GradScaler, an average of the weights."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Set the state."""
 
 
 class Captured(NamedTuple):
@@ -58,16 +48,10 @@ class TorchState:
     this waits once for the device.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        *,
-        also: Sequence[Stateful | torch.Generator] = (),
-    ) -> None:
-        """`also`: what else the step function changes: objects with `state_dict` and `load_state_dict`, generators."""
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, also: Sequence[Any] = ()) -> None:
+        """`also`: what else the step function changes: objects with `state_dict` and `load_state_dict`, such as a
+        learning rate scheduler or a GradScaler, and `torch.Generator`s."""
         self._model, self._optimizer, self._also = model, optimizer, tuple(also)
-        self._names: tuple[str, ...] = ()
         self._zeros: dict[torch.device, torch.Tensor] = {}
         self._parameters: list[torch.nn.Parameter] = []
         self._parameter_names: list[str] = []
@@ -102,9 +86,7 @@ class TorchState:
             if tensor.numel():
                 names.append(name)
                 tensors.append(tensor)
-        if tuple(names) != self._names:
-            self._names = tuple(names)
-        return self._names, _largest(tensors)
+        return names, _largest(tensors)
 
     @torch.no_grad()
     def capture(self, old: Any) -> Captured:
@@ -258,7 +240,7 @@ class TorchState:
             yield ("buffer", 0, name), _local(buffer)
 
 
-def _state_of(one: Stateful | torch.Generator) -> Any:
+def _state_of(one: Any) -> Any:
     return one.get_state() if isinstance(one, torch.Generator) else copy.deepcopy(one.state_dict())
 
 

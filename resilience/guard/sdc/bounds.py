@@ -94,7 +94,7 @@ class Bounds:
         return max(largest, min(self._ceiling, limit))
 
     def _is_known(self, names: Sequence[str]) -> bool:
-        return names is self._names or tuple(names) == self._names
+        return tuple(names) == self._names
 
     def _rename(self, names: Sequence[str]) -> None:
         """Take another list of tensors: the optimizer has made its state, or layers were frozen. It is armed anew."""

@@ -11,12 +11,12 @@ the guard's own connections and without a collective. So all replay together, or
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
-from resilience.guard.agreement.reports import FOUND, OF_STEPS, SAME
+from resilience.guard.agreement.reports import FOUND, OF_STEPS
 from resilience.guard.decision import EXIT_ERROR, Request
 from resilience.guard.sdc.bounds import Bounds
+from resilience.guard.sdc.comparison import Comparison
 from resilience.guard.sdc.replay import (
     WRONG_COMPUTATIONS,
     Finding,
@@ -29,7 +29,6 @@ from resilience.guard.sdc.replay import (
     words_of_sighting,
     worst_of,
 )
-from resilience.guard.sdc.replicas import Replica, parse_difference
 from resilience.guard.sdc.ring import Ring, Snapshot, capture_generators, restore_generators
 
 TYPE_CHECKING = False
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.sdc.bounds import Abnormal
+    from resilience.guard.sdc.replicas import Difference
     from resilience.guard.settings import GuardSettings
 
     Batch = TypeVar("Batch")
@@ -74,8 +74,6 @@ TRIGGER, OF_THE_TRAINING = "sdc", "sdc_repeated"
 """Names of the requests: a fault of the hardware, and what may be the training's own."""
 WAIT_S = 30.0
 """How long a rank waits for what the others have found, before it goes on without them."""
-MOST_UNANSWERED = 16
-"""Comparisons of replicas that rank 0 has not answered; with more, a rank does not send the next."""
 CHECKS_OF = 100
 """Of so many steps at least half must have been checked."""
 
@@ -128,7 +126,7 @@ class SdcWatch:
         and optimizer state."""
         self._state, self._settings, self._gate, self._place = state, settings, gate, place
         self._recorder, self._agreement, self._request = recorder, agreement, request
-        self._saved_step, self._group = saved_step, group
+        self._saved_step = saved_step
         self.is_on = settings.sdc
         self.found: list[Found] = []
         self._bounds = Bounds(times=settings.sdc_times, ceiling=settings.sdc_ceiling, window=settings.sdc_window)
@@ -142,12 +140,9 @@ class SdcWatch:
         self._is_stopping = False  # on every rank: what it has found decides
         self._is_accepting = False  # in a last replay: what is abnormal is the training's own
         self._own_step = -2  # the last such step: what it has left in moments and weights is as well
-        self._differ = False
         self._transients: dict[int, int] = {}  # by rank, how often the replay was clean
         self._clean_step = self._first_step = 0
-        self._equal_step = 0
-        self._compared: dict[int, int] = {}
-        self._unanswered: dict[str, int] = {}
+        self._comparison = Comparison(settings.sdc_replicas_every, group, place, recorder, agreement)
         if place.world > 1 and self.is_on and not getattr(agreement, "carries_reports", False):
             self._recorder.warn("sdc: this agreement carries no reports between ranks: steps are not watched")
             self.is_on = False
@@ -163,8 +158,13 @@ class SdcWatch:
         same batch, so it does nothing that must happen once, such as `guard.step()`.
         """
         step = self._gate.count + 1
-        if not self.is_on or self._is_stopping or not self._keep(step, batch):
+        if not self.is_on or self._is_stopping:
             return self._run_step(step, step_function, batch)
+        self._first_step = self._first_step or step
+        snapshot = self._snapshot(step, batch, self._ring.oldest_to_reuse())
+        if snapshot is None:
+            return self._run_step(step, step_function, batch)
+        self._ring.add(snapshot)
         try:
             result = self._run_step(step, step_function, batch)
         except AbnormalStep as abnormal:
@@ -222,24 +222,13 @@ class SdcWatch:
                 )
             self._unchecked = 0
 
-    def _keep(self, step: int, batch: Any) -> bool:
-        """Copy the state before a step. Return False if that fails: the training goes on unwatched."""
-        self._first_step = self._first_step or step
+    def _snapshot(self, step: int, batch: Any, old: Any) -> Snapshot | None:
+        """Copy the state before a step, into the memory of an old copy; None if that fails, and the watch ends."""
         try:
-            state = self._state.capture(self._ring.oldest_to_reuse())
-            self._ring.add(Snapshot(step, batch, state, capture_generators(), self._state.layout()))
+            return Snapshot(step, batch, self._state.capture(old), capture_generators(), self._state.layout())
         except Exception as error:
             self._give_up(error)
-            return False
-        return True
-
-    def _keep_again(self, number: int, one: Snapshot) -> None:
-        """Copy the state before a replayed step: the former copy may hold what the first computation got wrong."""
-        try:
-            state = self._state.capture(one.state)
-            self._ring.snapshots[number] = one._replace(state=state, generators=capture_generators())
-        except Exception as error:
-            self._give_up(error)
+            return None
 
     def _run_step(self, step: int, step_function: Callable[[Batch], Result], batch: Batch) -> Result:
         self.step, self._is_checked, self._raised = step, False, None
@@ -291,8 +280,10 @@ class SdcWatch:
         self._state.restore(snapshots[0].state)
         restore_generators(snapshots[0].generators)
         for number, one in enumerate(snapshots):
-            if number and self.is_on and not self._is_stopping:
-                self._keep_again(number, one)
+            if number and self.is_on and not self._is_stopping:  # the former copy may hold what was wrong
+                again = self._snapshot(one.step, one.batch, one.state)
+                if again is not None:
+                    self._ring.snapshots[number] = again
             result = self._run_step(one.step, step_function, one.batch)
         return result
 
@@ -364,54 +355,22 @@ class SdcWatch:
         return [one for one in findings if one is not None]
 
     def _compare(self, step: int) -> None:
-        """Every `sdc_replicas_every` steps tell rank 0 the digest of this rank's state; read what came of it later."""
-        every = self._settings.sdc_replicas_every
-        if self._place.world == 1 or not every or self._differ or self._is_stopping or not self.is_on:
+        """Read what came of earlier comparisons of replicas, and take part in that of this step if it is due."""
+        if self._is_stopping or not self.is_on:
             return
-        for key, of_step in list(self._unanswered.items()):
-            answer = self._agreement.reported(key)
-            if answer is None:
-                break
-            del self._unanswered[key]
-            self._take(answer.text, of_step, is_whole=not answer.faults)
-        if step % every and self._compared:  # the first step as well: were they ever equal?
-            return
-        if len(self._unanswered) > MOST_UNANSWERED:
-            why = "do all ranks have the same sdc and sdc_replicas_every, and do all call sdc.run?"
-            self._recorder.warn(
-                f"sdc: replicas are compared no more, because not every rank answers: {why}", key="same"
-            )
-            return
-        try:
-            digest = self._state.digest(gradients=False)
-        except Exception as error:
-            self._give_up(error)
-            return
-        number = self._compared[step] = self._compared.get(step, 0) + 1  # again after the training went back
-        while len(self._compared) > 1000:
-            del self._compared[next(iter(self._compared))]
-        key = f"{SAME}{step}.{number}{OF_STEPS}"
-        largest = self._largest if math.isfinite(self._largest) else math.inf
-        self._agreement.report(key, text=Replica(digest, largest, self._group, self._place.host).line())
-        self._unanswered[key] = step
+        found = self._comparison.read()
+        if found is not None:
+            self._report_replica(*found)
+        elif self._comparison.is_due(step):
+            try:
+                digest = self._state.digest(gradients=False)
+            except Exception as error:
+                self._give_up(error)
+                return
+            self._comparison.tell(step, self._gate.rewound, digest, self._largest)
 
-    def _take(self, text: str, step: int, *, is_whole: bool) -> None:
-        """Take the answer to a comparison: replicas differ, or were all equal after that step."""
-        difference = parse_difference(text)
-        if difference is None:
-            if is_whole:
-                self._equal_step = max(self._equal_step, step)
-            return
-        self._differ = True
-        if not self._equal_step:  # shards, stages, experts: no proof of anything
-            if self._place.is_first:
-                self._recorder.warn(
-                    f"sdc: after step {step} {difference}. They never were equal in this attempt, so replicas are not "
-                    "compared. If that is as it must be, name the sets of equal ranks by guard.sdc(state, group=...), "
-                    "or set sdc_replicas_every = 0. Otherwise the ranks have begun with different states"
-                )
-            return
-        why = f"after step {step} {difference}; after step {self._equal_step} they were equal"
+    def _report_replica(self, difference: Difference, step: int, since: int) -> None:
+        why = f"after step {step} {difference}; after step {since} they were equal"
         self.found.append(Found("replica", step, why))
         if not self._place.is_first:
             return
@@ -419,7 +378,7 @@ class SdcWatch:
         for rank, node in accused:
             self._record("replica", step, rank, node, str(difference), 1, 1 if difference.odd else len(accused))
         self._recorder.warn(f"silent data corruption: {why}")
-        self._stop(TRIGGER, why, step, self._equal_step)
+        self._stop(TRIGGER, why, step, since)
 
     def _give_up(self, error: Exception) -> None:
         """No error of the watch ends the training."""

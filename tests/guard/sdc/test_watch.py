@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from resilience.guard.agreement.reports import Report
-from resilience.guard.sdc import watch
+from resilience.guard.sdc.comparison import MOST_UNANSWERED
 from resilience.guard.sdc.watch import SdcWatch
 from resilience.guard.settings import GuardSettings
 from tests.guard.guards import make_guard, make_run, save
@@ -210,7 +210,7 @@ class TwoRanks:
     def __init__(self, faults: dict[int, str] | None = None) -> None:
         """`faults`: by the number of the check."""
         self.state, self.warned, self.faults, self.checks = Arrays(), list[str](), faults or {}, 0
-        gate: Any = SimpleNamespace(count=0)
+        gate: Any = SimpleNamespace(count=0, rewound=0)
         place: Any = SimpleNamespace(world=2, rank=0, host="n1", is_first=True)
         recorder: Any = SimpleNamespace(warn=lambda text, key="": self.warned.append(text))
         settings = GuardSettings(sdc=True, sdc_replicas_every=1)
@@ -274,7 +274,7 @@ def test_no_memory_for_the_copies_of_a_replay_ends_the_watch_alone() -> None:
 
 
 def test_comparisons_that_a_rank_never_answers_are_told() -> None:
-    assert not TwoRanks().run(watch.MOST_UNANSWERED).warned
+    assert not TwoRanks().run(MOST_UNANSWERED).warned
     ranks = TwoRanks().run(40)
     assert ranks.watch.is_on and "not every rank answers" in ranks.warned[0]
 
