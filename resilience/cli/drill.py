@@ -98,7 +98,10 @@ def _show_plan(project: Project, facts: Facts, wanted: Sequence[str], *, as_json
     print()
     for hazard in harm:
         print(*(paint(line, "yellow") for line in folded(f"careful: {hazard}")), sep="\n")
-    print("Nothing was run. Make one: resil drill kill-rank; or all: resil drill --all")
+    print(
+        "Nothing was run. A drill queues five short jobs, one after another: resil drill kill-rank; "
+        "all drills: resil drill --all"
+    )
 
 
 def _refuse_harm(project: Project, facts: Facts, *, yes: bool) -> None:

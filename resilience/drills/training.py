@@ -29,9 +29,6 @@ JOBS = 5
 """Jobs that a drill queues, one after another: the one that is broken, and those that fail while the fault lasts."""
 STEPS = 3
 """So many steps show that a training trains."""
-SLOW = 5.0
-"""A training counts as hung after so many of its steps, if that is longer than the tempo says."""
-MOST_HANG_S = 600.0
 CAUSE = 120
 """Characters of the reason why an attempt ended."""
 SLOWER = 3.0
@@ -155,12 +152,10 @@ class Training:
     def watch(self, environ: Mapping[str, str] | None = None, deadline_s: float = 0.0) -> None:
         """Run the watchdogs from now on as cron does, only more often, instead of those that run already."""
         self.stop_watching()
-        hang_s = min(MOST_HANG_S, max(self.tempo.hang_s, SLOW * self.step_s))
-        own = {"RESIL_WATCH__LOG__TIMEOUT_S": f"{hang_s:g}", **(environ or {})}
         count = 1 + round(self._limit_s / self.tempo.watch_s)  # then it ends by itself, also if the drill was killed
         system = self.stage.project.system
-        environ = {**system.environ, **own}
-        self._watch = Watchdogs(self.scratch, system.cwd, environ, self.tempo.watch_s, count, deadline_s)
+        own = {**system.environ, **(environ or {})}
+        self._watch = Watchdogs(self.scratch, system.cwd, own, self.tempo.watch_s, count, deadline_s)
 
     def stop_watching(self) -> None:
         """End the watchdogs."""

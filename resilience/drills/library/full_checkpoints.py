@@ -83,8 +83,14 @@ def judge(seen: Seen, facts: Facts) -> Judgement:
         return Judgement(Outcome.FAIL, "nobody was told that a save failed", "see: resil watch fs --explain")
     if not facts.channels:
         return Judgement(Outcome.FAIL, "it was told to nobody: no channel is configured", "set channels in [alert]")
-    ended = f", and ended ({seen.cause or seen.end})" if seen.stopped_s is not None else ", and went on"
-    return Judgement(Outcome.PASS, f"told after {seen.told_s:.0f} s; the training lost one save{ended}; it saved again")
+    told = f"told after {seen.told_s:.0f} s; the training lost one save, and"
+    if seen.stopped_s is None:
+        return Judgement(Outcome.PASS, f"{told} went on; it saved again")
+    return Judgement(
+        Outcome.PASS,
+        f"{told} ended ({seen.cause or seen.end}); it saved again",
+        "catch the error of a failed save, so that the training goes on: except (OSError, CheckpointError)",
+    )
 
 
 DRILL = Drill(

@@ -11,6 +11,8 @@ TELL_S, END_S, RESUME_S, MOST_S = 240.0, 300.0, 300.0, 3600.0
 """resil acts upon a hang when its signs have lasted for 2 min, and collects evidence before."""
 ENDS = ("restart_step", "requeue")
 """Settings of `on_hang` that end a training that hangs."""
+SLOW, MOST_HANG_S = 5.0, 600.0
+"""The training counts as hung after so many of its steps, if that is longer than the tempo says, at most after this."""
 LONG_S = 3600.0
 """A hang that holds the allocation for longer than this before it is told is worth a word."""
 
@@ -28,13 +30,13 @@ def outlook(facts: Facts) -> Outlook:
         missing.append(late)
     if facts.quiet_hours:
         missing.append(f"only the worst is told in the quiet hours {facts.quiet_hours}")
-    return Outlook(f"resil watch log tells it after {after} without a step, {does}", missing)
+    return Outlook(f"resil watch log tells it {after} after the last step, {does}", missing)
 
 
 def _after(facts: Facts) -> str:
     if facts.hang_s is not None:
         return format_duration(facts.hang_s)
-    return f"{format_duration(facts.floor_s)} at least, learned from its steps,"
+    return f"{format_duration(facts.floor_s)} or more"
 
 
 def _never_told(facts: Facts) -> bool:
@@ -55,7 +57,8 @@ def _late(facts: Facts) -> str:
 def play(training: Training) -> None:
     """Stop the last rank, and continue it once that was told."""
     training.save()
-    training.watch()
+    hang_s = min(MOST_HANG_S, max(training.tempo.hang_s, SLOW * training.step_s))
+    training.watch({"RESIL_WATCH__LOG__TIMEOUT_S": f"{hang_s:g}"})
     training.more_steps()
     rank = training.last_rank()
     training.strike(lambda: training.inject("stop", MOST_S, rank=rank))
