@@ -71,8 +71,13 @@ def drill(
     if plan or not (names or every):
         _show_plan(project, facts, wanted, as_json=as_json)
         return
+    if not facts.command:
+        raise UsageError(
+            "there is no command to run: [run] command is not set",
+            hint="set command in [run] of resil.toml, or: resil drill --command 'python train.py'",
+        )
     _refuse_harm(project, facts, yes=yes)
-    raise typer.Exit(_make(project, wanted, command, limit_s, keep=keep, as_json=as_json))
+    raise typer.Exit(_make(project, facts, wanted, limit_s, keep=keep, as_json=as_json))
 
 
 def _show_plan(project: Project, facts: Facts, wanted: Sequence[str], *, as_json: bool) -> None:
@@ -122,7 +127,7 @@ def _refuse_harm(project: Project, facts: Facts, *, yes: bool) -> None:
         say(f"warning: {hazard}")
 
 
-def _make(project: Project, wanted: Sequence[str], command: str, limit_s: float, *, keep: bool, as_json: bool) -> int:
+def _make(project: Project, facts: Facts, wanted: Sequence[str], limit_s: float, *, keep: bool, as_json: bool) -> int:
     from resilience.drills.rehearse import rehearse
     from resilience.drills.scratch import scratch_of
     from resilience.drills.words import Outcome
@@ -140,7 +145,7 @@ def _make(project: Project, wanted: Sequence[str], command: str, limit_s: float,
     is_over = False
     try:
         with handled(leave, signal.SIGTERM, signal.SIGHUP):
-            for result in rehearse(project, wanted, command=command, limit_s=limit_s, keep=keep, say=tell):
+            for result in rehearse(project, facts, wanted, limit_s=limit_s, keep=keep, say=tell):
                 results.append(result)
                 tell(f"{result.drill}: {result.outcome.value}: {result.reason}")
                 for left in result.left:

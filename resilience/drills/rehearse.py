@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from resilience.drills.facts import facts_of
 from resilience.drills.isolation import changed, fingerprint, preloaded, tempo_of
 from resilience.drills.library import Drill
 from resilience.drills.scratch import own_project, scratch, scratch_of
@@ -23,9 +22,6 @@ from resilience.plugins import Family
 from resilience.runs.project import Project
 from resilience.runs.run_jobs import live_jobs
 from resilience.system.files import make_directory
-
-LIMIT_S = 1800.0
-"""How long one drill may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,29 +79,21 @@ def is_live(project: Project, run: str) -> bool:
 
 def rehearse(
     project: Project,
+    facts: Facts,
     chosen: Sequence[str],
     *,
-    command: str = "",
-    limit_s: float = LIMIT_S,
-    keep: bool = False,
+    limit_s: float,
+    keep: bool,
     say: Callable[[str], None],
 ) -> Iterator[Result]:
     """Yield the result of each drill as it ends. `say` gets a sentence for each event.
 
-    Raise UsageError if other drills of the project run, or there is no command.
+    Raise UsageError if other drills of the project run.
     """
-    facts = facts_of(project)
-    if command:
-        facts = replace(facts, command=command)
-    if not facts.command:
-        raise UsageError(
-            "there is no command to run: [run] command is not set",
-            hint="set command in [run], or: resil drill --command 'python train.py'",
-        )
-    found = [(name, find(name)) for name in chosen]
     root = scratch_of(project)
     with scratch(project, root, keep=keep, say=say):
-        for name, drill in found:
+        for name in chosen:
+            drill = find(name)
             say(f"{name}: {drill.summary}. {drill.expects}")
             result = _rehearse(project, facts, name, drill, root / name, limit_s, say)
             yield result

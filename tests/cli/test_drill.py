@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ def plays(monkeypatch: pytest.MonkeyPatch, *results: Result) -> dict[str, Any]:
     """Let drills end with these results; what was asked for is in the answer."""
     asked: dict[str, Any] = {}
 
-    def play(project: Any, chosen: Sequence[str], *, say: Callable[[str], None], **options: Any) -> Iterator[Result]:
+    def play(project: Any, facts: Any, chosen: Sequence[str], *, say: Any, **options: Any) -> Iterator[Result]:
         asked.update(options, chosen=tuple(chosen))
         say("queued 3 jobs")
         yield from results
@@ -124,6 +124,13 @@ def test_a_training_without_known_checkpoints_is_refused_unless_that_was_agreed_
     assert "careful: " in shell.resil("drill", "--plan").out
     agreed = shell.resil("drill", "kill-rank", "--yes")
     assert agreed.code == 0 and "warning: " in agreed.err
+
+
+def test_without_settings_the_missing_command_is_named_first(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = plays(monkeypatch)
+    shell.settings("")
+    refused = shell.resil("drill", "kill-rank")
+    assert refused.code == 2 and "there is no command to run" in refused.err and asked == {}
 
 
 def test_a_real_run_with_jobs_is_refused(stored: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
