@@ -362,7 +362,8 @@ def _once(
             for text in send_alerts(project, reports, notes, typed=request.typed, deadline_s=deadline_s):
                 say(text)
         except Ended as ended:
-            say(f"ended by {ended}: alerts may not have been sent; the next tick sends them")
+            say(f"ended by {ended}: alerts may not have been sent; the next look sends them")
+            ending = ended if request.every_s is not None else None
     elif code and request.every_s is None:
         _say_look(request, project)
     if ending is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sys
 import types
 from collections.abc import Iterator
@@ -225,6 +227,19 @@ def test_a_bug_in_one_tick_does_not_end_a_repeated_look(watching: Shell, monkeyp
     monkeypatch.setattr(run_watch, "_once", fails_first)
     said = watching.resil("watch", "licence", "few", "--every", "0.05s", "--count", "2")
     assert said.code == 1 and "LICENCE WARNING" in said.out and "internal error: ZeroDivisionError" in said.err
+
+
+def test_a_signal_while_alerts_are_sent_ends_a_repeated_look(watching: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+
+    def send(*_: object, **__: object) -> tuple[str, ...]:
+        sent.append(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ()
+
+    monkeypatch.setattr(show_watch, "send_alerts", send)
+    said = watching.resil("watch", "licence", "few", "--alert", "--every", "0.05s", "--count", "2")
+    assert said.code == 0 and sent == [1] and "the next look sends them" in said.err
 
 
 @pytest.mark.parametrize("words", [("--top", "--every", "1m"), ("--limit", "3")])
