@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -147,7 +147,7 @@ def _make(project: Project, facts: Facts, wanted: Sequence[str], limit_s: float,
         with handled(leave, signal.SIGTERM, signal.SIGHUP):
             for result in rehearse(project, facts, wanted, limit_s=limit_s, keep=keep, say=tell):
                 results.append(result)
-                tell(f"{result.drill}: {result.outcome.value}: {result.reason}")
+                tell(f"{result.name}: {result.judgement.outcome.value}: {result.judgement.reason}")
                 for left in result.left:
                     say(f"warning: {left}")
         is_over = True
@@ -159,30 +159,31 @@ def _make(project: Project, facts: Facts, wanted: Sequence[str], limit_s: float,
             _show(results)
     if keep and not as_json:
         print(f"kept: {scratch_of(project)}")
-    outcomes = {result.outcome for result in results}
+    outcomes = {result.judgement.outcome for result in results}
     left_out = len(results) < len(wanted)
     return 1 if Outcome.FAIL in outcomes else EX_TEMPFAIL if Outcome.UNKNOWN in outcomes or left_out else 0
 
 
 def _record(result: Result) -> dict[str, Any]:
-    keys = ("drill", "summary", "expects", "outcome", "reason", "advice", "seconds", "left")
-    seen = result.seen
-    measured = (
-        "done", "step", "durable", "ranks", "told_s", "told", "stopped_s", "end", "cause", "saved_at", "resumed_s",
-        "resumed_at", "last_step", "lost_bytes", "set_aside", "went_on", "left_alone", "saved_again", "notes",
-    )  # fmt: skip
-    return {**chosen(result, *keys), "measured": {**chosen(seen, *measured), "redone": seen.redone}}
+    return {
+        "drill": result.name,
+        **chosen(result.drill, "summary", "expects"),
+        **chosen(result.judgement, "outcome", "reason", "advice"),
+        **chosen(result, "seconds", "left"),
+        "measured": {**asdict(result.seen), "redone": result.seen.redone},
+    }
 
 
 def _show(results: Sequence[Result]) -> None:
     headers = ("DRILL", "VERDICT", "TOLD IN", "STOPPED IN", "RESUMED AT", "AFTER", "REDONE", "LOST")
-    rows = [(result.drill, result.outcome.value, *_cells(result.seen)) for result in results]
-    print_table(headers, rows, [_COLOURS[result.outcome.value] for result in results])
+    verdicts = [result.judgement.outcome.value for result in results]
+    rows = [(result.name, verdict, *_cells(result.seen)) for result, verdict in zip(results, verdicts, strict=True)]
+    print_table(headers, rows, [_COLOURS[verdict] for verdict in verdicts])
     print()
     for result in results:
-        print(*folded(f"{result.drill}: {result.reason}"), sep="\n")
-        if result.advice:
-            print(*folded(f"change: {result.advice}", 2), sep="\n")
+        print(*folded(f"{result.name}: {result.judgement.reason}"), sep="\n")
+        if result.judgement.advice:
+            print(*folded(f"change: {result.judgement.advice}", 2), sep="\n")
 
 
 def _cells(seen: Seen) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from resilience.drills.stage import Stage
 from resilience.drills.training import CouldNotLook, DidWrong, Training
 from resilience.drills.words import Facts, Judgement, Outcome, Seen
 from resilience.errors import ResilError, UsageError
+from resilience.inject import typed
 from resilience.messages import suggest
 from resilience.plugins import Family
 from resilience.runs.project import Project
@@ -29,19 +30,15 @@ class Result:
     """One drill that was made.
 
     Attributes:
-        drill, summary, expects: its name, what it breaks, what should happen.
-        outcome, reason, advice: the verdict, with a reason and what to change.
+        name: as users type it.
         seen: what was measured.
         seconds: of the whole drill.
         left: what could not be ended or removed, a sentence each.
     """
 
-    drill: str
-    summary: str
-    expects: str
-    outcome: Outcome
-    reason: str
-    advice: str
+    name: str
+    drill: Drill
+    judgement: Judgement
     seen: Seen
     seconds: float
     left: tuple[str, ...] = ()
@@ -51,11 +48,6 @@ class Result:
 def drills() -> Family:
     """Return the plugin family of drills."""
     return Family("drills", "DRILL")
-
-
-def typed(name: str) -> str:
-    """Return the name of a drill as users type it: `kill-rank` of kill_rank.py. Pure."""
-    return name.replace("_", "-")
 
 
 def names() -> tuple[str, ...]:
@@ -97,7 +89,7 @@ def rehearse(
             say(f"{name}: {drill.summary}. {drill.expects}")
             result = _rehearse(project, facts, name, drill, root / name, limit_s, say)
             yield result
-            if result.outcome is Outcome.FAIL and result.reason.startswith(HARM):
+            if result.judgement.reason.startswith(HARM):
                 return
 
 
@@ -134,10 +126,8 @@ def _rehearse(
             Outcome.FAIL, f"{HARM}: {harmed[0]}{more}{why}",
             "save with Store.from_env(), or write to $RESIL_DRILL_DIR if it is set; the other drills were not made",
         )  # fmt: skip
-    return Result(
-        drill=name, summary=drill.summary, expects=drill.expects, outcome=judgement.outcome, reason=judgement.reason,
-        advice=judgement.advice, seen=training.seen, seconds=clock.monotonic() - began, left=tuple(left),
-    )  # fmt: skip
+    seconds = clock.monotonic() - began
+    return Result(name=name, drill=drill, judgement=judgement, seen=training.seen, seconds=seconds, left=tuple(left))
 
 
 def _play(drill: Drill, training: Training, facts: Facts) -> Judgement:

@@ -10,7 +10,7 @@ import pytest
 
 from resilience.drills import rehearse
 from resilience.drills.rehearse import Result
-from resilience.drills.words import Outcome, Seen
+from resilience.drills.words import Judgement, Outcome, Seen
 from resilience.errors import SchedulerUnavailable
 from tests.lab.shell import SETTINGS, Shell
 
@@ -18,12 +18,9 @@ SEEN = Seen(done="SIGKILL", step=30, durable=20, ranks=1, stopped_s=1.2, end="ki
             resumed_at=20, last_step=31, lost_bytes=2**20)  # fmt: skip
 
 
-def result(drill: str = "kill-rank", outcome: Outcome = Outcome.PASS, **given: Any) -> Result:
-    whole: dict[str, Any] = {
-        "drill": drill, "summary": "s", "expects": "e.", "outcome": outcome, "reason": f"{drill} did", "advice": "",
-        "seen": SEEN, "seconds": 12.0, **given,
-    }  # fmt: skip
-    return Result(**whole)
+def result(name: str = "kill-rank", outcome: Outcome = Outcome.PASS, *, advice: str = "", seen: Seen = SEEN) -> Result:
+    judgement = Judgement(outcome, f"{name} did", advice)
+    return Result(name=name, drill=rehearse.find(name), judgement=judgement, seen=seen, seconds=12.0)
 
 
 def plays(monkeypatch: pytest.MonkeyPatch, *results: Result) -> dict[str, Any]:
