@@ -93,28 +93,35 @@ class TestCluster:
         Args:
             job: what `submit` returned; None: all.
             until: `ended`; `running`, which one of them is enough for; or a function that returns something true.
-            timeout_s: then TimeoutError is raised, with the states of the jobs and the end of the log.
+            timeout_s: then TimeoutError is raised, with the states of the jobs and the end of the log; before, if they
+                have all ended in vain.
         """
-
-        def jobs() -> tuple[Job, ...]:
-            return tuple(one for one in self.jobs if job is None or one.id.whole == job.whole)
-
-        def is_so() -> bool:
-            if callable(until):
-                return bool(until())
-            found = jobs()
-            if until == "running":
-                return any(one.state.value == "RUNNING" for one in found)
-            return bool(found) and not any(one.state.is_alive for one in found)
-
+        __tracebackhide__ = True
         if not callable(until) and until not in ("ended", "running"):
             raise ValueError(f"until={until!r}: write 'ended', 'running', or give a function")
+        found: tuple[Job, ...] = ()
+        is_so = False
+
+        def is_so_or_never() -> bool:
+            nonlocal found, is_so
+            found = tuple(one for one in self.jobs if job is None or one.id.whole == job.whole)
+            is_over = bool(found) and not any(one.state.is_alive for one in found)
+            if callable(until):
+                is_so = bool(until())
+            else:
+                is_so = is_over if until == "ended" else any(one.state.value == "RUNNING" for one in found)
+            return is_so or is_over
+
+        what = "the condition of wait()" if callable(until) else until
         try:
-            self._newest.until(is_so, timeout_s, until if isinstance(until, str) else "the condition of wait()")
+            self._newest.until(is_so_or_never, timeout_s, what)
+            why = f"all jobs ended before {what}"
         except NotInTime as error:
-            states = ", ".join(f"job {one.id} is {one.state}" for one in jobs()) or "there is no job"
-            raise TimeoutError(f"{error.message}: {states}\n{self.log(lines=LOG_LINES)}") from None
-        return jobs()
+            why = error.message
+        if not is_so:
+            states = ", ".join(f"job {one.id} is {one.state}" for one in found) or "there is no job"
+            raise TimeoutError(f"{why}: {states}\n{self.log(lines=LOG_LINES)}")
+        return found
 
     def kill(self, rank: int = 0, *, run: str = RUN, by: str = "KILL") -> str:
         """Send SIGKILL, or another signal, to a rank of the running job; return a sentence about it.

@@ -173,6 +173,8 @@ def test_a_cluster_runs_jobs_and_leaves_nothing(outcome: pytest.Pytester) -> Non
             resil_cluster.wait(resil_cluster.submit("true"))
             with pytest.raises(Exception, match="has ended"):
                 resil_cluster.kill(rank=0)
+            with pytest.raises(TimeoutError, match="all jobs ended before the condition.*COMPLETED"):
+                resil_cluster.wait(until=lambda: resil_cluster.step() > 5, timeout_s=3600)
         """,
     )
     spool = Path((outcome.path / "spool").read_text())
