@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from resilience.attempts.failure import FailureClass
 from resilience.attempts.ledger import LedgerRow, read_ledger
 from resilience.checkpoints.directory import Checkpoint, StoreDirectory
 from resilience.checkpoints.names import BAD
+from resilience.drills.isolation import fingerprint
 from resilience.drills.stage import Stage
 from resilience.drills.words import Facts
 from resilience.errors import ResilError
@@ -110,7 +110,7 @@ class Readings:
             return 0
         with suppress(OSError, ResilError):
             names += self.store.parts()
-        return sum(_size(self.store.path / name) for name in names)
+        return sum(size for name in names for size, _ in fingerprint(self.store.path / name).values())
 
     def queue(self) -> tuple[tuple[str, str], ...]:
         """Return the jobs that wait, and the number of submissions."""
@@ -165,13 +165,3 @@ def answer(events: Iterable[Mapping[str, Any]]) -> tuple[int | None, str]:
             told = None
             error = str(event.get("error") or "no reason is known") if event["event"] == "save_failed" else ""
     return told, error
-
-
-def _size(path: Path) -> int:
-    """Return the bytes of all files in a directory, or of a file."""
-    total = 0
-    for root, _, names in os.walk(path):
-        for name in names:
-            with suppress(OSError):
-                total += Path(root, name).stat().st_size
-    return total
