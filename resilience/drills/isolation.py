@@ -49,17 +49,12 @@ class Tempo:
     hang_s: float
 
 
-TEMPI = {"local": Tempo(0.2, 1.0, 5.0, 12.0, 4.0)}
+LOCAL_TEMPO = Tempo(0.2, 1.0, 5.0, 12.0, 4.0)
 SLURM_TEMPO = Tempo(1.0, 3.0, 30.0, 75.0, 15.0)
 """SLURM looks at time limits every 30 s."""
 
 
-def tempo_of(scheduler: str) -> Tempo:
-    """Return how fast drills are played on a scheduler. Pure."""
-    return TEMPI.get(scheduler, SLURM_TEMPO)
-
-
-def isolated(facts: Facts, drill: str, scratch: Path, tempo: Tempo, *, command: str = "") -> dict[str, str]:
+def isolated(facts: Facts, drill: str, scratch: Path, tempo: Tempo) -> dict[str, str]:
     """Return the environment variables that give a drill's project settings of its own. Pure.
 
     Everything else in resil.toml applies as it is: the launch, sbatch's options, [act], the watchdogs.
@@ -69,7 +64,7 @@ def isolated(facts: Facts, drill: str, scratch: Path, tempo: Tempo, *, command: 
         "RUN__NAME": drill_run(facts.run),
         "RUN__STATE_DIR": str(scratch / "state"),
         "RUN__GROUP": "",
-        "RUN__COMMAND": command or facts.command,
+        "RUN__COMMAND": facts.command,
         "NODES__EVIDENCE": str(scratch / "evidence"),
         "ATTEMPT__BEAT_S": "1",
         "GUARD__POLL_S": f"{tempo.poll_s:g}",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from resilience.drills.isolation import changed, fingerprint, preloaded, tempo_of
+from resilience.drills.isolation import changed, fingerprint, preloaded
 from resilience.drills.library import Drill
 from resilience.drills.scratch import own_project, scratch, scratch_of
 from resilience.drills.stage import Stage
@@ -110,10 +110,8 @@ def _rehearse(
     make_directory(scratch / "output", mode=0o700)
     if drill.preloads and not os.access("/dev/fuse", os.W_OK) and shutil.which("cc"):
         facts = replace(facts, command=preloaded(facts.command, facts.template, sys.executable))
-    training = Training(
-        Stage(own_project(project, facts, name, scratch)), facts, scratch, tempo_of(facts.scheduler),
-        limit_s=limit_s, say=say,
-    )  # fmt: skip
+    stage = Stage(own_project(project, facts, name, scratch))
+    training = Training(stage, facts, scratch, limit_s=limit_s, say=say)
     left: list[str] = []
     try:
         judgement = _play(drill, training, facts)

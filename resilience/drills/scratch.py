@@ -12,7 +12,7 @@ from pathlib import Path
 
 from resilience.base.processes import is_same, start_ticks
 from resilience.drills.facts import facts_of
-from resilience.drills.isolation import drill_run, isolated, tempo_of
+from resilience.drills.isolation import LOCAL_TEMPO, SLURM_TEMPO, drill_run, isolated
 from resilience.drills.stage import Stage, own_environ
 from resilience.drills.watchdogs import end_watchdogs
 from resilience.drills.words import Facts
@@ -35,7 +35,8 @@ def scratch_of(project: Project) -> Path:
 
 def own_project(project: Project, facts: Facts, name: str, scratch: Path) -> Project:
     """Return the project of a drill: the user's settings, with a state directory and checkpoints of its own."""
-    own = isolated(facts, name, scratch, tempo_of(facts.scheduler), command=facts.command)
+    tempo = LOCAL_TEMPO if facts.scheduler == "local" else SLURM_TEMPO
+    own = isolated(facts, name, scratch, tempo)
     own["RESIL_SCHEDULER__NAME"] = facts.scheduler
     if project.loaded.path is not None:
         own[CONFIG_VARIABLE] = str(project.loaded.path)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from resilience import layout
 from resilience.attempts.ledger import LedgerRow
-from resilience.drills.isolation import Tempo
+from resilience.drills.isolation import LOCAL_TEMPO, SLURM_TEMPO
 from resilience.drills.readings import Readings, answer, is_finished
 from resilience.drills.stage import NotInTime, Stage
 from resilience.drills.watchdogs import Watchdogs
@@ -69,12 +69,12 @@ class Training:
         stage: Stage,
         facts: Facts,
         scratch: Path,
-        tempo: Tempo,
         *,
         limit_s: float,
         say: Callable[[str], None],
     ) -> None:
-        self.stage, self.facts, self.scratch, self.tempo, self.say = stage, facts, scratch, tempo, say
+        self.stage, self.facts, self.scratch, self.say = stage, facts, scratch, say
+        self.tempo = LOCAL_TEMPO if stage.is_local else SLURM_TEMPO
         self.seen = Seen()
         self.step_s = 0.0
         self.readings = Readings(stage, facts, scratch)

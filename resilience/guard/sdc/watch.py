@@ -256,7 +256,8 @@ class SdcWatch:
             self._warn_unknown(first, "replayed, but no longer watched")
             return result
         verdict = decide(first, again)
-        goes_on = again is not None and verdict is Verdict.REPEATED and self._is_plausible(first, again)
+        ceiling = self._settings.sdc_ceiling
+        goes_on = again is not None and verdict is Verdict.REPEATED and max(first.worst, again.worst) <= ceiling
         self._report(verdict, first, goes_on)
         if again is None:
             return result
@@ -271,9 +272,6 @@ class SdcWatch:
             f"silent data corruption, perhaps: {words_of_sighting(first, self._place.world)}: {how}: nobody can say "
             "whether it was the hardware, nor whether the state is right now"
         )
-
-    def _is_plausible(self, *sightings: Sighting) -> bool:
-        return all(one.worst <= self._settings.sdc_ceiling for one in sightings)
 
     def _redo(self, step_function: Callable[[Any], Result]) -> Result:
         snapshots = tuple(self._ring.snapshots)
