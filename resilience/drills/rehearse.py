@@ -86,7 +86,7 @@ def rehearse(
     with scratch(project, root, keep=keep, say=say):
         for name in chosen:
             drill = find(name)
-            say(f"{name}: {drill.summary}. {drill.expects}")
+            say(f"{name}: {drill.summary}. Expected: {drill.expects[0].lower()}{drill.expects[1:]}")
             result = _rehearse(project, facts, name, drill, root / name, limit_s, say)
             yield result
             if result.judgement.reason.startswith(HARM):
