@@ -249,6 +249,9 @@ def undo(project: Project, directory: RunDirectory, injection: Injection, how: s
     injection = read_injection(directory, injection.id) or injection
     if not injection.is_on:
         return injection
+    injection = replace(injection, how=how)  # which holders of the fault see, where nothing else reaches them
+    with suppress(ResilError):
+        keep_injection(directory, injection)
     try:
         load_fault(injection.fault).undo(injection.state, Scene(project, directory, injection.id, injection.until))
     except ResilError as error:
@@ -259,7 +262,7 @@ def undo(project: Project, directory: RunDirectory, injection: Injection, how: s
             hint=f"{error.hint}{'; ' if error.hint else ''}try again: resil inject undo {injection.id}; "
             f"if nothing of it is left, remove {directory.path / layout.INJECTIONS / injection.id}.json",
         ) from error
-    injection = replace(injection, ended=_clock.now(), how=how, error="")
+    injection = replace(injection, ended=_clock.now(), error="")
     keep_injection(directory, injection)
     journal_end(directory, injection)
     return injection

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -182,6 +181,10 @@ class Nodes:
         """`is_local`: the job is the embedded scheduler's, so that its only node is this one."""
         self._system, self._job, self._is_local = system, job, is_local
 
+    def command(self, hosts: Sequence[str]) -> list[str]:
+        """Return what starts a program there: nothing, or an srun."""
+        return [] if self._is_local else srun_command(self._job, hosts)
+
     def look(self, hosts: Sequence[str]) -> dict[str, list[Process]]:
         """Return the processes of the job by host. Raise ProbeError if a node does not answer."""
         orders = {host: {"job": self._job} for host in hosts}
@@ -197,7 +200,7 @@ class Nodes:
             return
         if not orders:
             return
-        argv = [*srun_command(self._job, list(orders)), sys.executable, "-m", __name__, json.dumps(orders)]
+        argv = [*self.command(list(orders)), sys.executable, "-m", __name__, json.dumps(orders)]
         lines, found = [], set()
         try:
             for line in self._system.runner.stream(argv, timeout_s=SRUN_S):
@@ -229,11 +232,6 @@ def main(order: str) -> int:
     if sends:  # after the answer: this task may end with the job that it hits
         answer(own)
     return 0
-
-
-def number_of(name: str) -> int:
-    """Return the number of a signal. Raise KeyError if there is none of this name."""
-    return int(signal.Signals[f"SIG{name.upper().removeprefix('SIG')}"])
 
 
 if __name__ == "__main__":

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from resilience import layout
+from resilience.base.processes import is_same, start_ticks
 from resilience.errors import ProbeError, ResilError, SchedulerError, UsageError
-from resilience.inject import Plan, Scene
-from resilience.inject.targets import Target, TargetSettings, check_sent, choose, look_at_processes, nodes_of
+from resilience.inject import Plan, Scene, stopping
+from resilience.inject.holding import start_holders
+from resilience.inject.targets import Target, TargetSettings, choose, look_at_processes, nodes_of
 from resilience.job import JobId, Liveness
 from resilience.messages import plural
 from resilience.runs.run_directory import RunDirectory
@@ -23,6 +27,9 @@ from resilience.system.files import read_regular
 ANSWER_S = 20.0
 """How long a guard may take to see a record: it looks four times a second, a file server may take longer."""
 POLL_S = 0.1
+HOLDER_S = 5.0
+"""How long the program that stopped processes may take to say that they go on; then they are signalled from here."""
+LOOK_S = 1.0
 UNGUARDED = "no guard sends heartbeats from it"
 
 
@@ -43,8 +50,16 @@ class ProcessFault:
 
     def start(self, state: Mapping[str, Any], scene: Scene) -> Mapping[str, Any]:
         """Have the guards begin, or stop the processes."""
-        (wait_for_guards if "guarded" in state else stop_processes)(state, scene)
+        if "guarded" not in state:
+            return stop_processes(state, scene)
+        wait_for_guards(state, scene)
         return {}
+
+    def tend(self, state: Mapping[str, Any], scene: Scene) -> float:
+        """Raise ResilError if those who hold the processes are gone: they cannot let them go on any more."""
+        if "client" in state and not is_same(*state["client"]):
+            raise ResilError("what had stopped the processes has ended, as its job may have")
+        return LOOK_S
 
     def undo(self, state: Mapping[str, Any], scene: Scene) -> None:
         """Let the processes go on; guards end a fault when its record has ended."""
@@ -132,25 +147,52 @@ def forget_answers(state: Mapping[str, Any], scene: Scene) -> None:
             (scene.directory.path / layout.INJECTIONS / f"{scene.id}.{rank}").unlink()
 
 
-def stop_processes(state: Mapping[str, Any], scene: Scene) -> None:
-    """Send SIGSTOP. Raise ResilError if no process got it."""
-    check_sent(nodes_of(state, scene).send(signal.SIGSTOP, state["pids"]), str(state["job"]))
+def stop_processes(state: Mapping[str, Any], scene: Scene) -> dict[str, Any]:
+    """Have a program on each node stop the processes, which lets them go on; return its client here.
+
+    Raise ResilError if it does not start, or if the processes do not get the signal.
+    """
+    assert scene.until is not None
+    pids = state["pids"]
+    order = {"record": str(_record(scene)), "left_s": scene.until - time.time(), "pids": pids}
+    argv = [*nodes_of(state, scene).command(list(pids)), sys.executable, "-m", stopping.MODULE, json.dumps(order)]
+    client = start_holders([*argv, *(pids if state["is_local"] else ())], len(pids))
+    return {"client": [client, start_ticks(client) or 0]}
 
 
 def continue_processes(state: Mapping[str, Any], scene: Scene) -> None:
-    """Send SIGCONT to those that are still there. Raise ResilError if a node does not answer although the attempt
-    lives: a job that was requeued may have other nodes."""
-    pids: Mapping[str, Sequence[Sequence[int]]] = state["pids"]
+    """Let the processes go on: who stopped them sees it in the record, and says so; else they are signalled from here.
+
+    Raise ResilError if a node does not answer although the attempt lives: a job that was requeued may have other nodes.
+    """
+    answers = {_record(scene).with_name(f"{scene.id}.{host}") for host in state["pids"]}
+    until = time.monotonic() + (HOLDER_S if "client" in state else 0.0)
+    while not answers <= set(_record(scene).parent.iterdir()):
+        if time.monotonic() >= until:
+            send_signal(signal.SIGCONT, state, scene)
+            break
+        time.sleep(POLL_S)
+    for answer in answers:
+        answer.unlink(missing_ok=True)
+
+
+def send_signal(number: int, state: Mapping[str, Any], scene: Scene) -> Mapping[str, Mapping[str, Any]]:
+    """Signal the processes that are still there, and return what became of each, by host; nothing of an attempt that
+    is over. Raise ProbeError if a node does not answer."""
     try:
-        nodes_of(state, scene).send(signal.SIGCONT, pids)
+        return nodes_of(state, scene).send(number, state["pids"])
     except ProbeError:
         with suppress(SchedulerError):
             array, task = state["start"]
             presence = scene.project.scheduler(state["scheduler"]).presence(JobId(array, task))
             is_queued = presence.job is not None and not presence.job.state.may_have_processes
             if presence.liveness is Liveness.GONE or is_queued or _is_over(state, scene):
-                return
+                return {}
         raise
+
+
+def _record(scene: Scene) -> Path:
+    return scene.directory.path / layout.INJECTIONS / f"{scene.id}.json"
 
 
 def _is_over(state: Mapping[str, Any], scene: Scene) -> bool:

@@ -196,4 +196,4 @@ def test_a_node_that_does_not_answer_needs_no_undo_once_the_attempt_is_over(
     scene: Any = SimpleNamespace(project=SimpleNamespace(scheduler=lambda _: scheduler_of_run), directory=None)
     plan = stop.FAULT.plan(TargetSettings(rank=1), SEEN)
     with nullcontext() if is_harmless else pytest.raises(ProbeError):
-        stop.FAULT.undo(plan.state, scene)
+        signals.send_signal(18, plan.state, scene)

@@ -18,6 +18,8 @@ import pytest
 from resilience.base.processes import is_same, state_of
 from resilience.inject.daemons import find_daemons
 from resilience.inject.processes import send
+from resilience.runs.injections import read_injections
+from resilience.runs.run_directory import RunDirectory
 from tests.lab.slurm.cluster import Cluster
 from tests.lab.slurm.cluster_run import ClusterRun
 from tests.lab.slurm.processes import until
@@ -171,6 +173,46 @@ class AdministratorRun(ClusterRun):
     @property
     def user(self) -> str:
         return "root"
+
+
+def kill_all(run: ClusterRun, pattern: str) -> None:
+    """Kill the processes with such a command line: an srun has a child."""
+    for pid in run.cluster.run(["pgrep", "-f", pattern], run.user).stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+KILL_BOTH = "kill what stopped it"
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(os.environ.get("RESIL_SOAK") != "1", reason="takes minutes: set RESIL_SOAK=1")
+@pytest.mark.parametrize("end", ["its time", "undo", "kill the injector", "kill the srun", KILL_BOTH])
+def test_a_stopped_process_goes_on_although_the_controller_does_not_answer(nodes: Cluster, end: str) -> None:
+    run = begin(nodes, f"frozen-{end.replace(' ', '-')}", PLAIN)
+    pid = pid_of(run, "--rank", "1")
+    words = ["resil", "inject", "stop", "--rank", "1", "--for", "15s" if end == "its time" else "10m"]
+    injector = nodes.popen(words, run.user, run.project, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    until(lambda: state_of(pid)[0] == "T", "rank 1 to be stopped")
+    until(lambda: "client" in (run.directory / "injections").glob("*.json").__next__().read_text(), "the record")
+    nodes.stop_controller()
+    try:
+        if end == "undo":
+            assert run.resil("inject", "undo", "--all").returncode == 0
+        elif end == "kill the injector":
+            injector.kill()
+        elif end == "kill the srun":
+            kill_all(run, "^srun .* resilience.inject.stopping ")
+        elif end == KILL_BOTH:
+            kill_all(run, "^[^ ]*python[^ ]* -m resilience.inject.stopping ")
+            nodes.continue_controller()
+        until(lambda: state_of(pid)[0] in "SRD", "rank 1 to go on")
+        injector.communicate(timeout=120)
+        until(
+            lambda: not any(one.is_on for one in read_injections(RunDirectory(run.directory))), "the record of its end"
+        )
+    finally:
+        nodes.continue_controller()
+    finish(run)
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +14,12 @@ from resilience.inject.signals import (
     UNGUARDED,
     ProcessFault,
     base_state,
-    continue_processes,
     plan_by_guard,
     refuse_batch,
     refuse_stopped,
-    stop_processes,
+    send_signal,
 )
-from resilience.inject.targets import TargetSettings, choose
+from resilience.inject.targets import TargetSettings, check_sent, choose
 
 SLICE_S = 0.1
 MOST = 1000.0
@@ -71,9 +71,9 @@ class Slow(ProcessFault):
         """Stop the processes for a moment."""
         if "guarded" in state:
             return 3600.0
-        stop_processes(state, scene)
+        check_sent(send_signal(signal.SIGSTOP, state, scene), str(state["job"]))
         time.sleep(SLICE_S * (float(state["factor"]) - 1))
-        continue_processes(state, scene)
+        send_signal(signal.SIGCONT, state, scene)
         return SLICE_S
 
 

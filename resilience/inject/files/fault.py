@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import select
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resilience.errors import ResilError, UsageError
+from resilience.errors import UsageError
 from resilience.hostlist import expand
 from resilience.inject import Plan, Scene
 from resilience.inject.files import choice, holder
 from resilience.inject.files.behaviour import Behaviour
 from resilience.inject.files.place import Facts, Hosts
+from resilience.inject.holding import start_holders
 from resilience.job import JobId
 from resilience.records import from_record
 from resilience.runs.run_files import read_attempts
@@ -28,10 +25,6 @@ from resilience.runs.submissions import read_intents
 FOLDER = "preload"
 """In the folder of injections: the library, the control file `now`, and `attempt-N` of an attempt that has it."""
 LENGTH_S = 60.0
-START_S = 60.0
-"""How long a holder may take to start: a Python on each node, from a shared disk."""
-_started: list[subprocess.Popen[bytes]] = []
-"""The holders that this process has started: it waits for them as their parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +120,7 @@ class FileFault:
             *_hosts(state, scene).command, sys.executable, "-m", holder.MODULE, scene.id, state["how"],
             state["directory"], str(scene.until), state["behaviour"], *([state["control"]] if state["control"] else ()),
         ]  # fmt: skip
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        _started.append(process)
-        said = _hear(process, max(1, len(state["hosts"])))
-        if said:
-            raise ResilError(f"the fault did not begin: {said}")
+        start_holders(argv, max(1, len(state["hosts"])))
         return {}
 
     def undo(self, state: Mapping[str, Any], scene: Scene) -> None:
@@ -142,7 +129,6 @@ class FileFault:
         if state["hosts"] and (job != state["job"] or not set(state["hosts"]) <= set(hosts)):
             return  # with the job, SLURM has ended its steps
         _hosts(state, scene).stop(state, scene.id)
-        _started[:] = [process for process in _started if process.poll() is None]
 
 
 def control_file(run_directory: Path) -> Path:
@@ -172,20 +158,3 @@ def _where(scene: Scene) -> tuple[str, int, tuple[str, ...]]:
 
 def _hosts(state: Mapping[str, Any], scene: Scene) -> Hosts:
     return Hosts(scene.project.system, state["job"], state["hosts"])
-
-
-def _hear(process: subprocess.Popen[bytes], count: int) -> str:
-    """Return nothing once so many holders are ready, else what went wrong."""
-    assert process.stdout is not None
-    heard = b""
-    while heard.count(f"{holder.READY}\n".encode()) < count:
-        more = b""
-        if select.select([process.stdout], [], [], START_S)[0]:
-            more = os.read(process.stdout.fileno(), 4096)
-        if not more:
-            with suppress(OSError):
-                process.terminate()
-            return heard.decode(errors="replace").replace(f"{holder.READY}\n", "").strip() or "its process said nothing"
-        heard += more
-    process.stdout.close()
-    return ""

@@ -27,9 +27,7 @@ from resilience.inject.files import ballast, mounting, preload
 from resilience.inject.files.behaviour import Behaviour
 from resilience.inject.files.disk import Disk
 from resilience.inject.files.passthrough import Passthrough
-
-READY = "ready"
-"""What the holder says on stdout when the fault has begun; anything else is why it could not."""
+from resilience.inject.holding import READY
 
 STOP_S = 20.0
 """How long a holder may take to undo a fault; then it is killed."""
