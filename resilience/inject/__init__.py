@@ -40,7 +40,8 @@ class Plan:
         target: what it hits: `rank 3 of job 12 (process 4242 on node7)`.
         does: what it does to it, as a sentence: `sends SIGKILL to process 4242 on node7`.
         undoes: how that is undone, as a sentence; empty: it is over in a moment, and nothing remains to be undone.
-        state: what `start` and `undo` need, as JSON values; it becomes the state of the record.
+        state: what `start` and `undo` need, as JSON values; it becomes the state of the record. Of two faults with the
+            same text in the list `alone` in it (`process 4242 on node7`), the second is refused.
         notes: what else users should know, as sentences: what is not affected.
         is_moment: whether it is over in a moment, although other plans of this fault last.
         job: id of the job that is hit, and `attempt` its attempt's number; empty and 0 if it hits none.

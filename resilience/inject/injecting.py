@@ -106,11 +106,22 @@ def prepare(
     fault = load_fault(name)
     settings = fault.Settings(**convert_table(fault.Settings, options or {}, lambda key: f"resil inject {typed(name)}"))
     plan = fault.plan(settings, fault.look(settings, Scene(project, directory)))
+    check_alone(project, plan)
     is_moment = plan.is_moment or not fault.length_s
     if length_s is not None and is_moment:
         raise UsageError(f"{typed(name)} is over in a moment here, so it lasts for no time", hint="omit --for")
     length_s = 0.0 if is_moment else fault.length_s if length_s is None else length_s
     return Prepared(typed(name), fault, settings, plan, length_s, project, directory)
+
+
+def check_alone(project: Project, plan: Plan, own: str = "") -> None:
+    """Raise UsageError if a fault that is on hits the same: the end of the one would end the other. `own`: its id."""
+    wanted = set(plan.state.get("alone", ()))
+    for one in (one for directory in project.runs() for one in read_injections(directory)):
+        if one.is_on and one.id != own and (both := sorted(wanted & set(one.state.get("alone", ())))):
+            raise UsageError(
+                f"{both[0]} has a fault already: {one.id}", hint=f"end it first: resil inject undo {one.id}"
+            )
 
 
 class Running:
@@ -187,6 +198,12 @@ def inject(prepared: Prepared) -> Running:
             state=plan.state,
         ),
     )  # fmt: skip
+    try:  # again: of two at the same moment, at least one sees the record of the other
+        check_alone(project, plan, injection.id)
+    except UsageError as error:  # and undoes nothing, which is the other's
+        how = f"it did not start: {error.message}"
+        keep_injection(directory, replace(injection, ended=_clock.now(), how=how, error=how))
+        raise
     keeper = None
     try:
         journal_begin(directory, injection)

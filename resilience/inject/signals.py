@@ -66,20 +66,17 @@ class ProcessFault:
         (forget_answers if "guarded" in state else continue_processes)(state, scene)
 
 
-def base_state(target: Target, seen: Mapping[str, Any], *, trees: bool = False) -> dict[str, Any]:
+def base_state(target: Target, seen: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the faults of processes record: which, where, and of which job. Pure."""
-    return {"pids": target.trees if trees else target.pids, "job": seen["job"], "is_local": seen["is_local"],
+    return {"pids": target.pids, "job": seen["job"], "is_local": seen["is_local"],
             "start": seen["start"], "scheduler": seen["scheduler"], "attempt": seen["attempt"]}  # fmt: skip
 
 
-def refuse_stopped(state: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
-    """Raise UsageError if another fault stops one of these processes: the end of the one would end the other. Pure."""
-    stopped = seen.get("stopped", {})
-    for pid, _ in (one for some in state["pids"].values() for one in some):
-        if name := stopped.get(str(pid)):
-            raise UsageError(
-                f"process {pid} is stopped already by {name}", hint=f"end that first: resil inject undo {name}"
-            )
+def stop_state(target: Target, seen: Mapping[str, Any], *, trees: bool = False) -> dict[str, Any]:
+    """Return that of the faults that stop processes, which no other may stop meanwhile. Pure."""
+    pids = target.trees if trees else target.pids
+    alone = [f"process {pid} on {host}" for host, some in pids.items() for pid, _ in some]
+    return {**base_state(target, seen), "pids": pids, "alone": alone}
 
 
 def refuse_batch(name: str, settings: TargetSettings, instead: str) -> None:

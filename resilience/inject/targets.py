@@ -17,7 +17,6 @@ from resilience.job import JobId
 from resilience.messages import plural
 from resilience.ranks.beats import NodeBeat
 from resilience.ranks.collect import running_beats
-from resilience.runs.injections import read_injections
 from resilience.runs.run_files import read_attempts
 from resilience.runs.run_jobs import scheduler_of
 from resilience.runs.run_logs import start_of_attempt
@@ -113,13 +112,6 @@ def look_at_processes(settings: TargetSettings, scene: Scene) -> dict[str, Any]:
         "start": [start.array, start.task],
         "hosts": hosts,
         "batch_host": attempt.host,
-        "stopped": {
-            str(pid): one.id
-            for one in read_injections(directory)
-            if one.is_on and one.until is not None and "guarded" not in one.state
-            for some in _pids(one.state)
-            for pid, _ in some
-        },
         "beats": {str(rank): list(where) for rank, where in ranks.items()},
         "processes": {host: [list(one) for one in some] for host, some in processes.items()},
     }
@@ -130,11 +122,6 @@ def _check_one(settings: TargetSettings) -> None:
     if sum(named) != 1:
         what = "no target was named" if not any(named) else "one target at a time"
         raise UsageError(what, hint="one of --rank N, --step, --node NAME and --batch")
-
-
-def _pids(state: Mapping[str, Any]) -> Sequence[Sequence[tuple[int, int]]]:
-    found = state.get("pids")
-    return tuple(found.values()) if isinstance(found, dict) else ()
 
 
 def _is_own(pid: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,11 +14,13 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from resilience.errors import ResilError
+from resilience.errors import ResilError, UsageError
 from resilience.inject import fault_plugins, keeper
+from resilience.inject.injecting import inject, prepare
 from resilience.runs.injected import set_injected
 from resilience.runs.injections import (
     Injection,
@@ -93,6 +96,43 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(shell: Shell) -> Non
     found = shell.resil("inject", "big-mark", "mark", "--dry-run", "--json").json
     assert (found["kind"], found["does"], found["length_s"]) == ("injection", f"makes {mark}", 60.0)
     assert not mark.exists() and read_injections(directory) == ()
+
+
+def test_of_two_injections_into_one_target_at_the_same_moment_at_most_one_stays(shell: Shell) -> None:
+    directory, mark = allow(shell), shell.directory / "mark"
+
+    def inject_at_once(barrier: Any) -> None:
+        prepared = prepare(shell.project, directory, "big-mark", {"path": str(mark)})
+        barrier.wait()  # both have looked, and neither has begun
+        try:
+            with inject(prepared):
+                barrier.wait()
+                with open(f"{mark}.begun", "a") as file:
+                    file.write("x")
+        except UsageError:
+            barrier.wait()
+
+    fork = multiprocessing.get_context("fork")
+    barrier = fork.Barrier(2, timeout=60)
+    both = [fork.Process(target=inject_at_once, args=(barrier,)) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    begun = Path(f"{mark}.begun")
+    assert not begun.exists() or begun.read_text() == "x", "both may give way"
+    assert len(read_injections(directory)) == 2 and not any(one.is_on for one in read_injections(directory))
+
+
+def test_a_second_injection_into_the_same_target_is_refused_also_if_it_has_looked_before(shell: Shell) -> None:
+    directory, mark = allow(shell), shell.directory / "mark"
+    first, second = (prepare(shell.project, directory, "big-mark", {"path": str(mark)}) for _ in range(2))
+    with inject(first) as running:
+        with pytest.raises(UsageError, match=f"{mark} has a fault already: {running.injection.id}"):
+            inject(second)
+        assert mark.exists() and shell.resil("inject", "big-mark", "mark", "--dry-run").code == 2
+    _, gave_way = read_injections(directory)
+    assert "it did not start" in gave_way.how and not mark.exists()
 
 
 # ---- what is done, and undone ---------------------------------------------------------------------------------------

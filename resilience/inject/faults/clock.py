@@ -10,7 +10,7 @@ from typing import Any
 from resilience.errors import UsageError
 from resilience.inject import Plan, Scene
 from resilience.quantities import format_duration
-from resilience.runs.injected import read_injected, set_injected, unset_injected
+from resilience.runs.injected import set_injected, unset_injected
 from resilience.runs.run_files import read_attempts
 
 
@@ -37,11 +37,11 @@ class ShiftClock:
     length_s = 60.0
 
     def look(self, settings: ClockSettings, scene: Scene) -> Mapping[str, Any]:
-        """Find the state directory, and whether the clock is shifted already."""
+        """Find the state directory."""
         state_dir = scene.project.loaded.state_dir
         newest = next(iter(read_attempts(scene.directory, newest=1)), None)
-        return {"state_dir": str(state_dir), "is_shifted": "clock" in read_injected(state_dir),
-                "attempt": newest.number if newest is not None and newest.end is None else 0}  # fmt: skip
+        attempt = newest.number if newest is not None and newest.end is None else 0
+        return {"state_dir": str(state_dir), "attempt": attempt}
 
     def plan(self, settings: ClockSettings, seen: Mapping[str, Any]) -> Plan:
         """Plan the shift."""
@@ -49,8 +49,6 @@ class ShiftClock:
             raise UsageError(f"{settings.direction!r} is no direction of a clock", hint="forward or back")
         if not settings.by_s:
             raise UsageError("a clock is shifted by some time", hint="--by 1h")
-        if seen["is_shifted"]:
-            raise UsageError("the clock is shifted already", hint="see: resil inject list; resil inject undo ID")
         by = f"{format_duration(settings.by_s)} {'fast' if settings.direction == 'forward' else 'slow'}"
         return Plan(
             target=f"the clock that resil's commands and watchdogs of this project see ({by})",
@@ -58,6 +56,7 @@ class ShiftClock:
             does=f"the clock is {by}",
             undoes="the clock is right again",
             state={
+                "alone": ["the clock"],
                 "shift_s": settings.by_s * (1 if settings.direction == "forward" else -1),
                 "state_dir": seen["state_dir"],
             },

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from resilience.inject import Plan
-from resilience.inject.signals import UNGUARDED, ProcessFault, base_state, plan_by_guard, refuse_batch, refuse_stopped
+from resilience.inject.signals import UNGUARDED, ProcessFault, plan_by_guard, refuse_batch, stop_state
 from resilience.inject.targets import TargetSettings, choose
 
 
@@ -16,8 +16,7 @@ def _plan(settings: TargetSettings, seen: Mapping[str, Any]) -> Plan:
     target = choose(settings, seen)
     if target.guarded:
         return plan_by_guard("hang", settings, seen, does="makes the main thread wait", undoes="the thread goes on")
-    state = base_state(target, seen, trees=True)
-    refuse_stopped(state, seen)
+    state = stop_state(target, seen, trees=True)
     return Plan(
         target=target.words,
         does=f"sends SIGSTOP to {target.words}, and to the processes below",

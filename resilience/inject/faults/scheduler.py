@@ -11,7 +11,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from resilience.inject.daemons import end, find_daemons, start_again, steps_of
 from resilience.inject.processes import send
 from resilience.quantities import format_duration
 from resilience.runs.injected import set_injected, unset_injected
-from resilience.runs.injections import Injection, allows_injection, read_injections
+from resilience.runs.injections import allows_injection
 from resilience.runs.run_directory import find_runs
 from resilience.runs.run_files import read_attempts
 from resilience.runs.run_jobs import scheduler_of
@@ -34,6 +34,7 @@ from resilience.submission import split_comment
 from resilience.system.files import make_directory, write_atomic
 from resilience.system.ports import SystemClock
 
+ALONE = {"alone": ["the scheduler"]}
 MODES = ("hang", "down", "garbage", "lag", "lost-node")
 SAYS = {
     "hang": "no call is answered in time",
@@ -77,7 +78,6 @@ class SchedulerAnswers:
         name = scheduler_of(read_intents(scene.directory)) or project.scheduler_name()
         newest = next(iter(read_attempts(scene.directory, newest=1)), None)
         seen: dict[str, Any] = {
-            "on": next((one.id for one in _faults(scene) if one.is_on and one.until is not None), ""),
             "scheduler": name, "state_dir": str(project.loaded.state_dir), "host": project.system.host.name,
             "attempt": newest.number if newest is not None and newest.end is None else 0,
         }  # fmt: skip
@@ -100,10 +100,6 @@ class SchedulerAnswers:
             raise UsageError(f"{settings.fault!r} is no fault of a scheduler", hint=f"one of {', '.join(MODES)}")
         if settings.node and settings.fault != "lost-node":
             raise UsageError("--node is for lost-node", hint="omit it")
-        if seen.get("on") and settings.fault != "lost-node":
-            raise UsageError(
-                f"the scheduler has a fault already: {seen['on']}", hint=f"end it first: resil inject undo {seen['on']}"
-            )
         says = SAYS.get(settings.fault, f"answers are those of {format_duration(settings.lag_s)} ago")
         if seen["scheduler"] == "local":
             return _plan_local(settings, seen, says)
@@ -152,12 +148,6 @@ class SchedulerAnswers:
         elif way in ("end", "kill"):
             for record in state.get("daemons", ()):
                 start_again(record)
-
-
-def _faults(scene: Scene) -> Iterator[Injection]:
-    """Yield the scheduler's faults of all runs of the project."""
-    for directory in find_runs(scene.project.loaded.state_dir):
-        yield from (one for one in read_injections(directory) if one.fault == "scheduler")
 
 
 def _embedded(scene: Scene, spool: str = "") -> LocalScheduler:
@@ -211,7 +201,7 @@ def _plan_local(settings: SchedulerSettings, seen: Mapping[str, Any], says: str)
         does=f"{says}, for resil and for squeue, sbatch and others in jobs",
         undoes="answers are right again",
         attempt=seen.get("attempt", 0),
-        state={"way": "spool", "mode": settings.fault, "lag_s": settings.lag_s, "spool": seen["spool"]},
+        state={**ALONE, "way": "spool", "mode": settings.fault, "lag_s": settings.lag_s, "spool": seen["spool"]},
         notes=("jobs go on, start and end meanwhile",),
     )
 
@@ -229,8 +219,8 @@ def _plan_commands(settings: SchedulerSettings, seen: Mapping[str, Any], says: s
         does=f"{says}, for resil's own calls of {', '.join(seen['commands'])} in this project",
         attempt=seen.get("attempt", 0),
         undoes="resil calls the real commands again",
-        state={"way": "commands", "mode": settings.fault, "lag_s": settings.lag_s, "commands": seen["commands"],
-               "state_dir": seen["state_dir"]},
+        state={**ALONE, "way": "commands", "mode": settings.fault, "lag_s": settings.lag_s,
+               "commands": seen["commands"], "state_dir": seen["state_dir"]},
         notes=("the cluster, your own commands and those in jobs are untouched",),
     )  # fmt: skip
 
@@ -254,11 +244,11 @@ def _plan_daemons(settings: SchedulerSettings, seen: Mapping[str, Any]) -> Plan:
     attempt = seen.get("attempt", 0)
     if settings.fault == "hang":
         return Plan(target=target, does=f"sends SIGSTOP to {target}", undoes=f"sends SIGCONT to {target}",
-                    state={"way": "stop", "pids": pids}, attempt=attempt)  # fmt: skip
+                    state={**ALONE, "way": "stop", "pids": pids}, attempt=attempt)  # fmt: skip
     command = " ".join(map(shlex.quote, found[0][4]))
     if settings.fault == "down":
         return Plan(target=target, does=f"ends {target}", undoes=f"starts it again: {command}",
-                    state={"way": "end", "pids": pids, "daemons": found}, attempt=attempt)  # fmt: skip
+                    state={**ALONE, "way": "end", "pids": pids, "daemons": found}, attempt=attempt)  # fmt: skip
     return Plan(
         target=f"node {settings.node}: {target}",
         does=f"ends {target} and all jobs there by SIGKILL",

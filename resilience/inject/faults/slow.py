@@ -13,11 +13,10 @@ from resilience.inject import Plan, Scene
 from resilience.inject.signals import (
     UNGUARDED,
     ProcessFault,
-    base_state,
     plan_by_guard,
     refuse_batch,
-    refuse_stopped,
     send_signal,
+    stop_state,
 )
 from resilience.inject.targets import TargetSettings, check_sent, choose
 
@@ -50,8 +49,7 @@ def _plan(settings: SlowSettings, seen: Mapping[str, Any]) -> Plan:
             f"{target.words} cannot be slow: {UNGUARDED}, and signals to another node take too long",
             hint="resil inject stop --for 10s",
         )
-    state = base_state(target, seen, trees=True)
-    refuse_stopped(state, seen)
+    state = stop_state(target, seen, trees=True)
     return Plan(
         target=target.words,
         does=f"sends SIGSTOP and SIGCONT in turn to {target.words} and the processes below, so that everything "

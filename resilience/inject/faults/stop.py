@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from resilience.inject import Plan
-from resilience.inject.signals import ProcessFault, base_state, refuse_stopped
+from resilience.inject.signals import ProcessFault, stop_state
 from resilience.inject.targets import TargetSettings, choose
 
 
 def _plan(settings: TargetSettings, seen: Mapping[str, Any]) -> Plan:
     """Plan one SIGSTOP to each process."""
     target = choose(settings, seen)
-    state = base_state(target, seen)
-    refuse_stopped(state, seen)
+    state = stop_state(target, seen)
     return Plan(
         target=target.words,
         does=f"sends SIGSTOP to {target.words}",

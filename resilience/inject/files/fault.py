@@ -107,6 +107,7 @@ class FileFault:
                 "preload": "the library lets all calls pass",
             }[chosen.how],
             state={
+                "alone": [one.directory],
                 "how": chosen.how, "directory": one.directory, "behaviour": behaviour.to_json(), "job": seen["job"],
                 "hosts": seen["hosts"] if chosen.how != "preload" else [],
                 "control": seen["control"] if chosen.how == "preload" else "",
