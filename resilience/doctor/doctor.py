@@ -28,6 +28,7 @@ from resilience.finding import Verdict
 from resilience.job import JobId
 from resilience.messages import quoted
 from resilience.plugins import Family
+from resilience.runs.injections import describe_injection, read_injections
 from resilience.runs.project import Project
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.runs.templates.script import template_library
@@ -234,6 +235,12 @@ def _runs(project: Project) -> Iterator[Diagnosis]:
                 yield Diagnosis(
                     f"run {directory.run}", Verdict.WARNING, text, f"to clear it: resil clear {quoted(directory.run)}"
                 )
+            for one in (one for one in read_injections(directory) if one.is_on):
+                text, advice = (
+                    f"injected on purpose: {describe_injection(one)}",
+                    f"to undo it: resil inject undo {one.id}",
+                )
+                yield Diagnosis(f"run {directory.run}", Verdict.WARNING, text, advice)
         except ResilError as error:
             yield Diagnosis(f"run {directory.run}", Verdict.UNKNOWN, error.message, error.hint)
 

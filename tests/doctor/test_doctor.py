@@ -19,6 +19,7 @@ from resilience.doctor.doctor import CLIENTS, Examination, examine
 from resilience.errors import NotSupported, ProbeError, ResilError, SchedulerUnavailable
 from resilience.finding import Verdict
 from resilience.job import Job, JobId
+from resilience.runs.injections import Injection, create_injection, keep_injection
 from resilience.runs.project import Project, schedulers
 from resilience.settings.load import load
 from resilience.system.process import ProcessRunner
@@ -270,6 +271,17 @@ def test_switches_that_lie_there_are_told_with_the_way_back(tmp_path: Path) -> N
     (project.directory("gpt").path / "switches" / "kill").touch()
     found = topics(project)["run gpt"]
     assert (found.verdict, found.advice) == (Verdict.WARNING, "to clear it: resil clear gpt")
+
+
+def test_a_fault_that_is_on_is_told_with_the_command_that_undoes_it(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    directory = project.directory("gpt")
+    directory.create("")
+    on = create_injection(directory, Injection(id="", fault="stop", target="rank 3 of job 12"))
+    keep_injection(directory, replace(create_injection(directory, Injection(id="", fault="kill")), ended=1.0))
+    told = [one for one in examine(project).diagnoses if one.topic == "run gpt"]
+    assert [(one.verdict, one.advice) for one in told] == [(Verdict.WARNING, f"to undo it: resil inject undo {on.id}")]
+    assert "stop: rank 3 of job 12 (still on)" in told[0].text
 
 
 def test_a_run_that_cannot_be_looked_at_hides_no_other(tmp_path: Path) -> None:

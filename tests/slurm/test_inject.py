@@ -150,8 +150,12 @@ def test_a_user_breaks_the_controller_for_resil_alone(nodes: Cluster) -> None:
             answer = run.resil("status", "--fresh").stdout
             assert "unknown" in answer and said in answer, answer
             assert nodes.run(["squeue"], run.user).returncode == 0, "the cluster is untouched"
-            verdict = run.resil("watch", "job")
-            assert verdict.returncode == 3, "unknown is not dead: " + verdict.stdout
+            for name in ("job", "nodes"):
+                verdict = run.resil("watch", name)
+                assert verdict.returncode == 3, "unknown is not dead: " + verdict.stdout
+            for name in ("ckpt", "ranks", "inodes") if fault == "garbage" else ():
+                verdict = run.resil("watch", name)
+                assert verdict.returncode == 0 and not verdict.stderr, f"{name} asks no scheduler: {verdict}"
     assert "running" in run.ask("status", "--fresh")
     finish(run)
 
