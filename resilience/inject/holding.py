@@ -20,8 +20,8 @@ _started: list[subprocess.Popen[bytes]] = []
 """The holders that this process has started: their standard input ends with it."""
 
 
-def start_holders(argv: Sequence[str], count: int) -> int:
-    """Start a holder, or an srun of several, and return its pid here once `count` of them are ready.
+def start_holders(argv: Sequence[str], count: int) -> subprocess.Popen[bytes]:
+    """Start a holder, or an srun of several, and return it once `count` of them are ready.
 
     Raise ResilError with what they say instead.
     """
@@ -47,4 +47,4 @@ def start_holders(argv: Sequence[str], count: int) -> int:
             raise ResilError(f"the fault did not begin: {said or 'its process said nothing'}")
         heard += more
     process.stdout.close()
-    return process.pid
+    return process

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from resilience import layout
 from resilience.errors import ResilError, UsageError
 from resilience.inject import Fault, Plan, Scene, fault_plugins, typed, written
+from resilience.inject.holding import start_holders
 from resilience.runs.injections import (
     Injection,
     allows_injection,
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
     from resilience.runs.project import Project
     from resilience.runs.run_directory import RunDirectory
 
-READY_S = 30.0
-"""How long the keeper may take to start."""
+KEEPER = (sys.executable, "-m", "resilience.inject.keeper")
 UNDO_S = 120.0
 """How long the keeper may take to undo a fault; then the injector tries it itself."""
 OVER, BY_HAND, INTERRUPTED, KILLED, OVERDUE = (
@@ -162,18 +162,14 @@ class Running:
     def tell(self, line: str) -> None:
         """Write a line to the keeper, if there is one and it is alive."""
         if self._keeper is not None and self._keeper.stdin is not None:
-            with suppress(OSError, ValueError):
-                self._keeper.stdin.write(line.encode() + b"\n")
-                self._keeper.stdin.flush()
+            with suppress(OSError):
+                os.write(self._keeper.stdin.fileno(), line.encode() + b"\n")
 
     def _settle(self, how: str) -> None:
         """Read how it ended; if the keeper has not undone it, do so."""
         keeper, self._keeper = self._keeper, None
-        assert keeper is not None
-        for pipe in (keeper.stdin, keeper.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        assert keeper is not None and keeper.stdin is not None
+        keeper.stdin.close()
         directory = self._prepared.directory
         found = read_injection(directory, self.injection.id)
         self.injection = found if found is not None else self.injection
@@ -208,7 +204,7 @@ def inject(prepared: Prepared) -> Running:
     try:
         journal_begin(directory, injection)
         if until is not None:
-            keeper = _start_keeper(directory, injection)
+            keeper = start_holders([*KEEPER, str(directory.path), injection.id], 1)
             until = _clock.now() + prepared.length_s  # the start of the keeper does not count
             injection = replace(injection, until=until)
             keep_injection(directory, injection)
@@ -238,24 +234,6 @@ def _give_up(prepared: Prepared, injection: Injection, keeper: subprocess.Popen[
         else:
             injection = undo(prepared.project, prepared.directory, injection, why)
         keep_injection(prepared.directory, replace(injection, error=why))
-
-
-def _start_keeper(directory: RunDirectory, injection: Injection) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "resilience.inject.keeper", str(directory.path), injection.id]
-    keeper = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    assert keeper.stdout is not None
-    from selectors import EVENT_READ, DefaultSelector
-
-    with DefaultSelector() as selector:
-        selector.register(keeper.stdout, EVENT_READ)
-        is_ready = bool(selector.select(READY_S)) and keeper.stdout.readline() == b"ready\n"
-    if not is_ready:
-        keeper.kill()
-        keeper.wait()
-        raise ResilError(f"the process that would undo {injection.id} did not start: {' '.join(command)}")
-    return keeper
 
 
 def undo(project: Project, directory: RunDirectory, injection: Injection, how: str) -> Injection:

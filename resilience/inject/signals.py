@@ -153,7 +153,7 @@ def stop_processes(state: Mapping[str, Any], scene: Scene) -> dict[str, Any]:
     pids = state["pids"]
     order = {"record": str(_record(scene)), "left_s": scene.until - time.time(), "pids": pids}
     argv = [*nodes_of(state, scene).command(list(pids)), sys.executable, "-m", stopping.MODULE, json.dumps(order)]
-    client = start_holders([*argv, *(pids if state["is_local"] else ())], len(pids))
+    client = start_holders([*argv, *(pids if state["is_local"] else ())], len(pids)).pid
     return {"client": [client, start_ticks(client) or 0]}
 
 
