@@ -215,8 +215,8 @@ class _interrupted_by_signals:
 
 def _plan(prepared: Prepared) -> dict[str, Any]:
     plan = prepared.plan
-    return {"target": plan.target, "does": plan.does, "undoes": plan.undoes, "notes": plan.notes, "job": plan.job,
-            "attempt": plan.attempt}  # fmt: skip
+    return {"target": plan.target, "does": plan.does, "undoes": plan.undoes, "notes": plan.notes, "job": prepared.job,
+            "attempt": prepared.attempt}  # fmt: skip
 
 
 def _print_plan(prepared: Prepared, run: str) -> None:

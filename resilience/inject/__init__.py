@@ -44,7 +44,6 @@ class Plan:
             same text in the list `alone` in it (`process 4242 on node7`), the second is refused.
         notes: what else users should know, as sentences: what is not affected.
         is_moment: whether it is over in a moment, although other plans of this fault last.
-        job: id of the job that is hit, and `attempt` its attempt's number; empty and 0 if it hits none.
     """
 
     target: str
@@ -53,8 +52,6 @@ class Plan:
     state: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     is_moment: bool = False
-    job: str = ""
-    attempt: int = 0
 
 
 class Fault(Protocol):

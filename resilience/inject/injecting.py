@@ -30,6 +30,7 @@ from resilience.runs.injections import (
     read_injection,
     read_injections,
 )
+from resilience.runs.run_files import read_attempts
 from resilience.settings.convert import convert_table
 from resilience.system.ports import SystemClock
 
@@ -57,6 +58,7 @@ class Prepared:
     Attributes:
         name: of the fault, as users type it.
         length_s: how long it lasts; 0: it is over in a moment.
+        attempt: number of the attempt that runs, and `job` its id; 0 and empty: none does.
     """
 
     name: str
@@ -64,6 +66,8 @@ class Prepared:
     settings: Any
     plan: Plan
     length_s: float
+    attempt: int
+    job: str
     project: Project
     directory: RunDirectory
 
@@ -105,13 +109,15 @@ def prepare(
     check_allowed(project, directory)
     fault = load_fault(name)
     settings = fault.Settings(**convert_table(fault.Settings, options or {}, lambda key: f"resil inject {typed(name)}"))
+    newest = next(iter(read_attempts(directory, newest=1)), None)
+    attempt, job = (0, "") if newest is None or newest.end is not None else (newest.number, str(newest.job_id or ""))
     plan = fault.plan(settings, fault.look(settings, Scene(project, directory)))
     check_alone(project, plan)
     is_moment = plan.is_moment or not fault.length_s
     if length_s is not None and is_moment:
         raise UsageError(f"{typed(name)} is over in a moment here, so it lasts for no time", hint="omit --for")
     length_s = 0.0 if is_moment else fault.length_s if length_s is None else length_s
-    return Prepared(typed(name), fault, settings, plan, length_s, project, directory)
+    return Prepared(typed(name), fault, settings, plan, length_s, attempt, job, project, directory)
 
 
 def check_alone(project: Project, plan: Plan, own: str = "") -> None:
@@ -189,8 +195,8 @@ def inject(prepared: Prepared) -> Running:
         directory,
         Injection(
             id="", fault=prepared.name, target=plan.target, does=plan.does, undoes=plan.undoes, begun=now, until=until,
-            by=project.system.host.user, host=project.system.host.name, pid=os.getpid(), attempt=plan.attempt,
-            job=plan.job, settings=asdict(prepared.settings),
+            by=project.system.host.user, host=project.system.host.name, pid=os.getpid(), attempt=prepared.attempt,
+            job=prepared.job, settings=asdict(prepared.settings),
             state=plan.state,
         ),
     )  # fmt: skip

@@ -6,23 +6,17 @@ ORDER`. A process is only signalled if it is this user's, of this job, and began
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from resilience.base.processes import is_alive, is_same, start_ticks
-from resilience.errors import ProbeError
+from resilience.inject.hosts import serve
 from resilience.messages import cut
-from resilience.runs.run_jobs import srun_command
-from resilience.system.answers import answer_lines, parse_answers
-from resilience.system.ports import System
 
-SRUN_S = 30.0
-"""How long a task beside the training may take: srun waits for a slot, and starts Python from a shared disk."""
 _OWN = re.compile(
     r"^(?:\S+ )?(?:\S*/)?resil(?: |$)"
     r"|^\S+(?: -\S+)*? -m resilience\.(?:inject|guard|supervisor|cli)\b"
@@ -171,68 +165,15 @@ def answer(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"processes": [list(one) for one in of_job(str(order["job"]))]}
 
 
-# ---- on other nodes -------------------------------------------------------------------------------------------------
-
-
-class Nodes:
-    """Asks the nodes of a job: this one directly, others by a task beside the training."""
-
-    def __init__(self, system: System, job: str, *, is_local: bool) -> None:
-        """`is_local`: the job is the embedded scheduler's, so that its only node is this one."""
-        self._system, self._job, self._is_local = system, job, is_local
-
-    def command(self, hosts: Sequence[str]) -> list[str]:
-        """Return what starts a program there: nothing, or an srun."""
-        return [] if self._is_local else srun_command(self._job, hosts)
-
-    def look(self, hosts: Sequence[str]) -> dict[str, list[Process]]:
-        """Return the processes of the job by host. Raise ProbeError if a node does not answer."""
-        orders = {host: {"job": self._job} for host in hosts}
-        return {host: [Process(*one) for one in found["processes"]] for host, found in self._ask(orders)}
-
-    def send(self, number: int, pids: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, dict[str, Any]]:
-        """Signal processes by host; return what became of each, by host. Raise ProbeError if a node does not answer."""
-        return dict(self._ask({host: {"signal": number, "pids": list(some)} for host, some in pids.items()}))
-
-    def _ask(self, orders: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-        if self._is_local:
-            yield from ((host, answer(order)) for host, order in orders.items())
-            return
-        if not orders:
-            return
-        argv = [*self.command(list(orders)), sys.executable, "-m", __name__, json.dumps(orders)]
-        lines, found = [], set()
-        try:
-            for line in self._system.runner.stream(argv, timeout_s=SRUN_S):
-                lines.append(line)
-        except ProbeError as error:
-            failure: ProbeError | None = error
-        else:
-            failure = None
-        for one in parse_answers(lines):
-            found.add(str(one["host"]))
-            yield str(one["host"]), one
-        if missing := sorted(set(orders) - found):
-            if failure is not None:
-                raise ProbeError(
-                    f"no task could be started beside the training of job {self._job}: {failure.message}",
-                    hint=failure.hint or "has the job ended? see: resil status --fresh",
-                ) from failure
-            raise ProbeError(f"{', '.join(missing)} did not answer", hint="see: squeue, sinfo")
-
-
-def main(order: str) -> int:
+def main() -> int:
     """Answer for this node."""
-    host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    own = json.loads(order)[host]
-    sends = "signal" in own
-    found = answer({**own, "signal": 0} if sends else own)  # 0: only whether it could be sent
-    sys.stdout.write(answer_lines({"host": host, **found}))
-    sys.stdout.flush()
-    if sends:  # after the answer: this task may end with the job that it hits
-        answer(own)
+    order = serve(
+        lambda own: answer({**own, "signal": 0} if "signal" in own else own)
+    )  # 0: only whether it can be sent
+    if "signal" in order:  # after the answer: this task may end with the job that it hits
+        answer(order)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())

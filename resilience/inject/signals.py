@@ -14,14 +14,13 @@ from typing import Any
 
 from resilience import layout
 from resilience.base.processes import is_same, start_ticks
-from resilience.errors import ProbeError, ResilError, SchedulerError, UsageError
+from resilience.errors import ProbeError, ResilError, UsageError
 from resilience.inject import Plan, Scene, stopping
 from resilience.inject.holding import start_holders
-from resilience.inject.targets import Target, TargetSettings, choose, look_at_processes, nodes_of
-from resilience.job import JobId, Liveness
+from resilience.inject.hosts import command, is_over
+from resilience.inject.targets import Target, TargetSettings, choose, look_at_processes, signal_processes
 from resilience.messages import plural
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_files import read_attempts
 from resilience.system.files import read_regular
 
 ANSWER_S = 20.0
@@ -68,8 +67,7 @@ class ProcessFault:
 
 def base_state(target: Target, seen: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the faults of processes record: which, where, and of which job. Pure."""
-    return {"pids": target.pids, "job": seen["job"], "is_local": seen["is_local"],
-            "start": seen["start"], "scheduler": seen["scheduler"], "attempt": seen["attempt"]}  # fmt: skip
+    return {"pids": target.pids, **{key: seen[key] for key in ("job", "srun_job", "attempt")}}
 
 
 def stop_state(target: Target, seen: Mapping[str, Any], *, trees: bool = False) -> dict[str, Any]:
@@ -103,7 +101,6 @@ def plan_by_guard(
     return Plan(
         target=target.words, does=f"{does} in {target.words}, by its guard", undoes=undoes,
         state={**base_state(target, seen), "guarded": list(target.ranks), "otherwise": otherwise},
-        job=seen["job"], attempt=seen["attempt"],
     )  # fmt: skip
 
 
@@ -152,8 +149,8 @@ def stop_processes(state: Mapping[str, Any], scene: Scene) -> dict[str, Any]:
     assert scene.until is not None
     pids = state["pids"]
     order = {"record": str(_record(scene)), "left_s": scene.until - time.time(), "pids": pids}
-    argv = [*nodes_of(state, scene).command(list(pids)), sys.executable, "-m", stopping.MODULE, json.dumps(order)]
-    client = start_holders([*argv, *(pids if state["is_local"] else ())], len(pids)).pid
+    argv = [*command(state["srun_job"], list(pids)), sys.executable, "-m", stopping.MODULE, json.dumps(order)]
+    client = start_holders([*argv, *(() if state["srun_job"] else pids)], len(pids)).pid
     return {"client": [client, start_ticks(client) or 0]}
 
 
@@ -166,34 +163,16 @@ def continue_processes(state: Mapping[str, Any], scene: Scene) -> None:
     until = time.monotonic() + (HOLDER_S if "client" in state else 0.0)
     while not answers <= set(_record(scene).parent.iterdir()):
         if time.monotonic() >= until:
-            send_signal(signal.SIGCONT, state, scene)
+            try:
+                signal_processes(signal.SIGCONT, state, scene)
+            except ProbeError:
+                if not is_over(scene, state):
+                    raise
             break
         time.sleep(POLL_S)
     for answer in answers:
         answer.unlink(missing_ok=True)
 
 
-def send_signal(number: int, state: Mapping[str, Any], scene: Scene) -> Mapping[str, Mapping[str, Any]]:
-    """Signal the processes that are still there, and return what became of each, by host; nothing of an attempt that
-    is over. Raise ProbeError if a node does not answer."""
-    try:
-        return nodes_of(state, scene).send(number, state["pids"])
-    except ProbeError:
-        with suppress(SchedulerError):
-            array, task = state["start"]
-            presence = scene.project.scheduler(state["scheduler"]).presence(JobId(array, task))
-            is_queued = presence.job is not None and not presence.job.state.may_have_processes
-            if presence.liveness is Liveness.GONE or is_queued or _is_over(state, scene):
-                return {}
-        raise
-
-
 def _record(scene: Scene) -> Path:
     return scene.directory.path / layout.INJECTIONS / f"{scene.id}.json"
-
-
-def _is_over(state: Mapping[str, Any], scene: Scene) -> bool:
-    """Return whether the attempt that was hit has ended, and its processes with it."""
-    newest = next(iter(read_attempts(scene.directory, newest=1)), None)
-    hit = int(state.get("attempt", 0))
-    return newest is not None and (newest.number > hit or (newest.number == hit and newest.end is not None))

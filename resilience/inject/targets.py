@@ -10,17 +10,12 @@ from typing import Any, NamedTuple
 
 from resilience.base.processes import start_ticks
 from resilience.errors import NoSuchJob, ResilError, UsageError
-from resilience.hostlist import expand
 from resilience.inject import Scene
-from resilience.inject.processes import Nodes, Process, is_helper, ranks_in, tree_of
-from resilience.job import JobId
+from resilience.inject.hosts import ask, hosts_of, place_of
+from resilience.inject.processes import Process, answer, is_helper, ranks_in, tree_of
 from resilience.messages import plural
 from resilience.ranks.beats import NodeBeat
 from resilience.ranks.collect import running_beats
-from resilience.runs.run_files import read_attempts
-from resilience.runs.run_jobs import scheduler_of
-from resilience.runs.run_logs import start_of_attempt
-from resilience.runs.submissions import read_intents
 from resilience.system.ports import SystemClock
 
 SHOWN = 4
@@ -67,51 +62,38 @@ def look_at_processes(settings: TargetSettings, scene: Scene) -> dict[str, Any]:
     Raise NoSuchJob if none runs, UsageError if nothing or two things are named, ProbeError if a node does not answer.
     """
     _check_one(settings)
-    project, directory = scene.project, scene.directory
-    intents = read_intents(directory)
-    scheduler = scheduler_of(intents)
-    attempt = next(iter(read_attempts(directory, newest=1)), None)
-    if attempt is None or attempt.end is not None:
-        ended = f": attempt {attempt.number} has ended" if attempt is not None else ""
-        raise NoSuchJob(
-            f"no attempt of run {directory.run} is running{ended}", hint=f"see: resil status {directory.run}"
-        )
-    job = str(attempt.job_id or "")
-    start = start_of_attempt(attempt)
-    is_local = scheduler != "slurm"
-    here = project.system.host.name
-    if is_local and attempt.host.partition(".")[0] != here.partition(".")[0]:
-        raise UsageError(f"job {job} runs on {attempt.host}", hint=f"run this command there: ssh {attempt.host}")
+    directory = scene.directory
+    place = place_of(scene)
+    if not place.attempt:
+        raise NoSuchJob(f"no attempt of run {directory.run} is running", hint=f"see: resil status {directory.run}")
+    job, host = place.job, place.host
     beats: Sequence[NodeBeat] = ()
     with suppress(NoSuchJob):
-        beats = [one for one in running_beats(directory, SystemClock().now()) if one.attempt == attempt.number]
+        beats = [one for one in running_beats(directory, SystemClock().now()) if one.attempt == place.attempt]
     ranks = {one.rank: (beat.host, one.pid) for beat in beats for one in beat.ranks if not one.is_gone}
-    if is_local:
-        hosts = [attempt.host]
+    if settings.batch or not place.is_slurm:
+        hosts = [host]
     elif settings.rank in ranks:
         hosts = [ranks[settings.rank][0]]
-    elif settings.batch:
-        hosts = [attempt.host]
     else:
-        found = project.scheduler(scheduler).job(JobId(start.array, start.task))
-        hosts = expand(found.nodes) if found.nodes else [attempt.host]
-        if settings.node and settings.node in hosts:
+        hosts = hosts_of(scene, place)
+        if settings.node in hosts:
             hosts = [settings.node]
-    processes = Nodes(project.system, job, is_local=is_local).look(hosts) if job else {attempt.host: []}
-    if is_local:  # also of a training that somebody has started without a job
-        known = {one.pid for one in processes[attempt.host]}
+    srun_job = job if place.is_slurm else ""
+    found = ask(scene, srun_job, {one: {"job": job} for one in hosts}, answer) if job else {host: {"processes": []}}
+    processes = {name: [Process(*one) for one in some["processes"]] for name, some in found.items()}
+    if not place.is_slurm:  # also of a training that somebody has started without a job
+        known = {one.pid for one in processes[host]}
         for rank, (_, pid) in ranks.items():
             if pid not in known and (ticks := start_ticks(pid)) and _is_own(pid):
-                processes[attempt.host].append(Process(pid, ticks, 0, rank, -1, True, "rank"))
+                processes[host].append(Process(pid, ticks, 0, rank, -1, True, "rank"))
     return {
         "run": directory.run,
         "job": job,
-        "attempt": attempt.number,
-        "is_local": is_local,
-        "scheduler": scheduler,
-        "start": [start.array, start.task],
+        "attempt": place.attempt,
+        "srun_job": srun_job,
         "hosts": hosts,
-        "batch_host": attempt.host,
+        "batch_host": host,
         "beats": {str(rank): list(where) for rank, where in ranks.items()},
         "processes": {host: [list(one) for one in some] for host, some in processes.items()},
     }
@@ -209,9 +191,13 @@ def _numbers(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
 
 
-def nodes_of(state: Mapping[str, Any], scene: Scene) -> Nodes:
-    """Return how the nodes of a job are asked, from the state of a plan."""
-    return Nodes(scene.project.system, str(state["job"]), is_local=bool(state["is_local"]))
+def signal_processes(number: int, state: Mapping[str, Any], scene: Scene) -> dict[str, Mapping[str, Any]]:
+    """Signal the processes of a plan that are still there, and return what became of each, by host.
+
+    Raise ProbeError if a host does not answer.
+    """
+    orders = {host: {"signal": number, "pids": list(some)} for host, some in state["pids"].items()}
+    return ask(scene, state["srun_job"], orders, answer)
 
 
 def check_sent(found: Mapping[str, Mapping[str, Any]], job: str) -> None:

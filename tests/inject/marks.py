@@ -46,7 +46,7 @@ class Mark:
         if not seen["is_there"]:
             raise UsageError(f"there is no directory for {seen['path']}", hint="create it")
         return Plan(target=seen["path"], does=f"makes {seen['path']}", undoes=f"removes {seen['path']}",
-                    state={"path": seen["path"], "fails": settings.fails, "alone": [seen["path"]]}, job="7", attempt=2)
+                    state={"path": seen["path"], "fails": settings.fails, "alone": [seen["path"]]})
 
     def start(self, state, scene):
         Path(state["path"]).write_text(scene.id)

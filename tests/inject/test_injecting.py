@@ -146,7 +146,7 @@ def test_a_fault_is_recorded_lasts_its_time_and_is_undone(shell: Shell) -> None:
     (one,) = read_injections(directory)
     assert one.state["made"] is True and one.settings["path"] == "mark"
     begin, end = [json.loads(line) for line in (directory.path / "journal" / "inject.jsonl").read_text().splitlines()]
-    assert (begin["event"], end["event"], begin["attempt"]) == ("inject_begin", "inject_end", 2)
+    assert (begin["event"], end["event"], begin["attempt"]) == ("inject_begin", "inject_end", 0)
     (told,) = journalled(directory)
     assert (told.id, told.target, told.ended) == (one.id, str(mark), end["time"])
     assert "undone" in shell.resil("inject", "list").out

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from resilience.errors import ProbeError, UsageError
-from resilience.inject import Plan, signals
+from resilience.inject import Plan, hosts, signals
 from resilience.inject.faults import clock, exit, hang, kill, leak, oom, scheduler, slow, stop
 from resilience.inject.processes import Process, is_elsewhere, is_helper, ranks_in, tree_of
 from resilience.inject.targets import TargetSettings
-from resilience.job import JobState, Liveness
+from resilience.job import JobId, JobState, Liveness
 
 
 def process(
@@ -30,7 +31,7 @@ N1 += [process(12, 11, name="srun python train.py"), process(20, 2, 0, 0), proce
 N2 = [process(30, 3, 1, 0), process(31, 30, 1, 0, "python worker")]
 BEATS = {"0": ["n1", 20], "1": ["n2", 30]}
 SEEN = {
-    "run": "gpt", "job": "12", "attempt": 3, "is_local": False, "scheduler": "slurm", "start": [12, None],
+    "run": "gpt", "job": "12", "attempt": 3, "srun_job": "12",
     "hosts": ["n1", "n2"], "batch_host": "n1", "beats": BEATS, "processes": {"n1": N1, "n2": N2},
 }  # fmt: skip
 UNGUARDED = {**SEEN, "beats": {}}
@@ -41,7 +42,7 @@ RANK_1 = {"n2": [(30, 1030)]}
 def test_a_target_is_found_by_guards_or_by_environments(seen: dict[str, Any]) -> None:
     plan = kill.FAULT.plan(kill.KillSettings(rank=1), seen)
     assert plan.target == "rank 1 of job 12 (process 30 on n2)"
-    assert plan.state["pids"] == RANK_1 and (plan.job, plan.attempt) == ("12", 3)
+    assert plan.state["pids"] == RANK_1 and plan.state["attempt"] == 3
     batch = stop.FAULT.plan(TargetSettings(batch=True), seen)
     assert batch.target == "the batch shell of job 12 (process 10 on n1)"
     node = kill.FAULT.plan(kill.KillSettings(node="n2"), seen)
@@ -102,9 +103,8 @@ def test_a_scheduler_is_broken_for_all_calls_for_resil_alone_or_really() -> None
     assert "for resil and for squeue" in plan_scheduler("hang").does
     assert "answers are those of 2 min ago" in plan_scheduler("lag", lag_s=120.0).does
     assert plan_scheduler("lost-node", watchers=[[5, 6, 12]]).is_moment
-    own = plan_scheduler("down", "slurm", attempt=3)
+    own = plan_scheduler("down", "slurm")
     assert "resil's own calls" in own.target and "cannot be reached" in own.target, "reports say which fault it was"
-    assert own.attempt == 3, "the timeline shows it"
     assert "are untouched" in own.notes[0]
     real = plan_scheduler("hang", "slurm", real=True, daemons=[DAEMON])
     assert "sends SIGSTOP to slurmctld on n1.site (process 77)" in real.does
@@ -179,17 +179,26 @@ def test_helpers_of_resil_are_told_from_trainings(line: str, helps: bool) -> Non
     ids=["gone", "queued again", "runs again elsewhere", "runs", "unknown"],
 )
 def test_a_node_that_does_not_answer_needs_no_undo_once_the_attempt_is_over(
-    monkeypatch: pytest.MonkeyPatch, liveness: Liveness, state: JobState | None, number: int, is_harmless: bool
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    liveness: Liveness,
+    state: JobState | None,
+    number: int,
+    is_harmless: bool,
 ) -> None:
     def refuse(*_: object) -> None:
         raise ProbeError("requested node not in this job's allocation")
 
-    monkeypatch.setattr(signals, "nodes_of", lambda *_: SimpleNamespace(send=refuse))
-    monkeypatch.setattr(signals, "read_attempts", lambda *_, **__: [SimpleNamespace(number=number, end=None)])
+    monkeypatch.setattr(signals, "signal_processes", refuse)
+    monkeypatch.setattr(hosts, "place_of", lambda _: SimpleNamespace(attempt=number, start=JobId(12)))
     job = None if state is None else SimpleNamespace(state=state)
     presence = SimpleNamespace(liveness=liveness, job=job)
     scheduler_of_run = SimpleNamespace(presence=lambda _: presence)
-    scene: Any = SimpleNamespace(project=SimpleNamespace(scheduler=lambda _: scheduler_of_run), directory=None)
+    directory = SimpleNamespace(path=tmp_path)
+    (tmp_path / "injections").mkdir()
+    scene: Any = SimpleNamespace(
+        project=SimpleNamespace(scheduler=lambda _: scheduler_of_run), directory=directory, id=""
+    )
     plan = stop.FAULT.plan(TargetSettings(rank=1), SEEN)
     with nullcontext() if is_harmless else pytest.raises(ProbeError):
-        signals.send_signal(18, plan.state, scene)
+        stop.FAULT.undo(plan.state, scene)

@@ -11,7 +11,6 @@ from resilience.errors import UsageError
 from resilience.inject import Plan, Scene
 from resilience.quantities import format_duration
 from resilience.runs.injected import set_injected, unset_injected
-from resilience.runs.run_files import read_attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +38,7 @@ class ShiftClock:
     def look(self, settings: ClockSettings, scene: Scene) -> Mapping[str, Any]:
         """Find the state directory."""
         state_dir = scene.project.loaded.state_dir
-        newest = next(iter(read_attempts(scene.directory, newest=1)), None)
-        attempt = newest.number if newest is not None and newest.end is None else 0
-        return {"state_dir": str(state_dir), "attempt": attempt}
+        return {"state_dir": str(state_dir)}
 
     def plan(self, settings: ClockSettings, seen: Mapping[str, Any]) -> Plan:
         """Plan the shift."""
@@ -52,7 +49,6 @@ class ShiftClock:
         by = f"{format_duration(settings.by_s)} {'fast' if settings.direction == 'forward' else 'slow'}"
         return Plan(
             target=f"the clock that resil's commands and watchdogs of this project see ({by})",
-            attempt=seen.get("attempt", 0),
             does=f"the clock is {by}",
             undoes="the clock is right again",
             state={

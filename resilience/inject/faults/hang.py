@@ -23,8 +23,6 @@ def _plan(settings: TargetSettings, seen: Mapping[str, Any]) -> Plan:
         undoes=f"sends SIGCONT to {target.words}, and to the processes below",
         state=state,
         notes=(f"{UNGUARDED}, so it is stopped from outside",),
-        job=seen["job"],
-        attempt=seen["attempt"],
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from resilience.errors import UsageError
 from resilience.inject import Plan, Scene
 from resilience.inject.signals import base_state
-from resilience.inject.targets import TargetSettings, check_sent, choose, look_at_processes, nodes_of
+from resilience.inject.targets import TargetSettings, check_sent, choose, look_at_processes, signal_processes
 
 _STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _HARMLESS = (signal.SIGCONT, signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH)
@@ -58,13 +58,11 @@ class Kill:
             target=target.words,
             does=f"sends SIG{name} to {target.words}",
             state={**base_state(target, seen), "signal": number},
-            job=seen["job"],
-            attempt=seen["attempt"],
         )
 
     def start(self, state: Mapping[str, Any], scene: Scene) -> Mapping[str, Any]:
         """Send the signals."""
-        found = nodes_of(state, scene).send(state["signal"], state["pids"])
+        found = signal_processes(state["signal"], state, scene)
         check_sent(found, str(state["job"]))
         return {}
 

@@ -26,7 +26,6 @@ from resilience.quantities import format_duration
 from resilience.runs.injected import set_injected, unset_injected
 from resilience.runs.injections import allows_injection
 from resilience.runs.run_directory import find_runs
-from resilience.runs.run_files import read_attempts
 from resilience.runs.run_jobs import scheduler_of
 from resilience.runs.submissions import read_intents
 from resilience.schedulers.local import LocalScheduler
@@ -76,10 +75,8 @@ class SchedulerAnswers:
         """Find the scheduler of the run, whose jobs it has, and its processes as far as they are needed."""
         project = scene.project
         name = scheduler_of(read_intents(scene.directory)) or project.scheduler_name()
-        newest = next(iter(read_attempts(scene.directory, newest=1)), None)
         seen: dict[str, Any] = {
             "scheduler": name, "state_dir": str(project.loaded.state_dir), "host": project.system.host.name,
-            "attempt": newest.number if newest is not None and newest.end is None else 0,
         }  # fmt: skip
         if name == "local":
             seen |= _look_at_spool(scene)
@@ -192,15 +189,12 @@ def _plan_local(settings: SchedulerSettings, seen: Mapping[str, Any], says: str)
             does=f"ends job {jobs} with all its processes at once, as the loss of its node does",
             notes=("the scheduler requeues the job, or ends it with NODE_FAIL",),
             is_moment=True,
-            job=str(seen["watchers"][0][2]),
-            attempt=seen.get("attempt", 0),
             state={"way": "kill", "pids": [[pid, ticks] for pid, ticks, _ in seen["watchers"]]},
         )
     return Plan(
         target=f"the embedded scheduler in {seen['spool']} ({says})",
         does=f"{says}, for resil and for squeue, sbatch and others in jobs",
         undoes="answers are right again",
-        attempt=seen.get("attempt", 0),
         state={**ALONE, "way": "spool", "mode": settings.fault, "lag_s": settings.lag_s, "spool": seen["spool"]},
         notes=("jobs go on, start and end meanwhile",),
     )
@@ -217,7 +211,6 @@ def _plan_commands(settings: SchedulerSettings, seen: Mapping[str, Any], says: s
     return Plan(
         target=f"resil's own calls of SLURM in this project ({says})",
         does=f"{says}, for resil's own calls of {', '.join(seen['commands'])} in this project",
-        attempt=seen.get("attempt", 0),
         undoes="resil calls the real commands again",
         state={**ALONE, "way": "commands", "mode": settings.fault, "lag_s": settings.lag_s,
                "commands": seen["commands"], "state_dir": seen["state_dir"]},
@@ -241,21 +234,19 @@ def _plan_daemons(settings: SchedulerSettings, seen: Mapping[str, Any]) -> Plan:
     names = ", ".join(str(one[0]) for one in found)
     pids = [[one[0], one[1]] for one in found]
     target = f"{which} on {seen['host']} (process {names})"
-    attempt = seen.get("attempt", 0)
     if settings.fault == "hang":
         return Plan(target=target, does=f"sends SIGSTOP to {target}", undoes=f"sends SIGCONT to {target}",
-                    state={**ALONE, "way": "stop", "pids": pids}, attempt=attempt)  # fmt: skip
+                    state={**ALONE, "way": "stop", "pids": pids})  # fmt: skip
     command = " ".join(map(shlex.quote, found[0][4]))
     if settings.fault == "down":
         return Plan(target=target, does=f"ends {target}", undoes=f"starts it again: {command}",
-                    state={**ALONE, "way": "end", "pids": pids, "daemons": found}, attempt=attempt)  # fmt: skip
+                    state={**ALONE, "way": "end", "pids": pids, "daemons": found})  # fmt: skip
     return Plan(
         target=f"node {settings.node}: {target}",
         does=f"ends {target} and all jobs there by SIGKILL",
         undoes=f"starts it again: {command}",
         state={"way": "kill", "pids": pids, "daemons": found, "node": settings.node, "conf": seen["conf"]},
         notes=("SLURM takes the node for down after SlurmdTimeout, often 5 min; before, only its processes end",),
-        attempt=attempt,
     )
 
 

@@ -15,10 +15,9 @@ from resilience.inject.signals import (
     ProcessFault,
     plan_by_guard,
     refuse_batch,
-    send_signal,
     stop_state,
 )
-from resilience.inject.targets import TargetSettings, check_sent, choose
+from resilience.inject.targets import TargetSettings, check_sent, choose, signal_processes
 
 SLICE_S = 0.1
 MOST = 1000.0
@@ -44,7 +43,7 @@ def _plan(settings: SlowSettings, seen: Mapping[str, Any]) -> Plan:
     if target.guarded:
         does = f"lets everything take {settings.factor:g} times as long"
         return plan_by_guard("be slow", settings, seen, does=does, undoes="the pauses end")
-    if not seen["is_local"]:
+    if seen["srun_job"]:
         raise UsageError(
             f"{target.words} cannot be slow: {UNGUARDED}, and signals to another node take too long",
             hint="resil inject stop --for 10s",
@@ -57,8 +56,6 @@ def _plan(settings: SlowSettings, seen: Mapping[str, Any]) -> Plan:
         undoes=f"sends SIGCONT to {target.words} and the processes below",
         state={**state, "factor": settings.factor},
         notes=(f"{UNGUARDED}, so it is stopped and continued from outside",),
-        job=seen["job"],
-        attempt=seen["attempt"],
     )
 
 
@@ -69,9 +66,9 @@ class Slow(ProcessFault):
         """Stop the processes for a moment."""
         if "guarded" in state:
             return 3600.0
-        check_sent(send_signal(signal.SIGSTOP, state, scene), str(state["job"]))
+        check_sent(signal_processes(signal.SIGSTOP, state, scene), str(state["job"]))
         time.sleep(SLICE_S * (float(state["factor"]) - 1))
-        send_signal(signal.SIGCONT, state, scene)
+        signal_processes(signal.SIGCONT, state, scene)
         return SLICE_S
 
 

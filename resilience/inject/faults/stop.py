@@ -19,8 +19,6 @@ def _plan(settings: TargetSettings, seen: Mapping[str, Any]) -> Plan:
         does=f"sends SIGSTOP to {target.words}",
         undoes=f"sends SIGCONT to {target.words}",
         state=state,
-        job=seen["job"],
-        attempt=seen["attempt"],
     )
 
 

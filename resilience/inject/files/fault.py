@@ -8,19 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resilience.errors import UsageError
-from resilience.hostlist import expand
+from resilience.errors import ProbeError, ResilError, UsageError
 from resilience.inject import Plan, Scene
 from resilience.inject.files import choice, holder
 from resilience.inject.files.behaviour import Behaviour
-from resilience.inject.files.place import Facts, Hosts
+from resilience.inject.files.place import Facts, answer
 from resilience.inject.holding import start_holders
-from resilience.job import JobId
+from resilience.inject.hosts import ask, command, hosts_of, is_over, place_of
 from resilience.records import from_record
-from resilience.runs.run_files import read_attempts
-from resilience.runs.run_jobs import scheduler_of
-from resilience.runs.run_logs import start_of_attempt
-from resilience.runs.submissions import read_intents
 
 FOLDER = "preload"
 """In the folder of injections: the library, the control file `now`, and `attempt-N` of an attempt that has it."""
@@ -59,7 +54,7 @@ class FileFault:
         """Look at the directory where the training runs: on the nodes of its job, or here."""
         self.behaviour(settings)  # what makes no sense is refused before anything is asked
         project, directory = scene.project, scene.directory
-        job, attempt, hosts = _where(scene)
+        place = place_of(scene)
         named = settings.directory or project.loaded.store_path(directory.run)
         if not named:
             raise UsageError(
@@ -67,13 +62,13 @@ class FileFault:
                 hint="name it: --directory; or set path below [checkpoints] in resil.toml",
             )
         path = str(project.system.cwd / named)
-        facts = Hosts(project.system, job, hosts).look(path)
+        job = place.job if place.is_slurm else ""
         return {
-            "job": job, "attempt": attempt, "hosts": list(hosts), "path": path,
-            "facts": {host: one._asdict() for host, one in facts.items()},
+            "srun_job": job, "attempt": place.attempt,
+            "facts": ask(scene, job, {host: {"look": path} for host in hosts_of(scene, place)}, answer),
             "device": directory.path.stat().st_dev,
             "control": str(control_file(directory.path)),
-            "is_preloaded": (control_file(directory.path).parent / f"attempt-{attempt}").exists(),
+            "is_preloaded": (control_file(directory.path).parent / f"attempt-{place.attempt}").exists(),
             "keep": [str(path.resolve()) for path in (
                 directory.path, Path(sys.prefix), Path(sys.base_prefix), Path(__file__), Path.home(),
             )],
@@ -108,28 +103,34 @@ class FileFault:
             }[chosen.how],
             state={
                 "alone": [one.directory],
-                "how": chosen.how, "directory": one.directory, "behaviour": behaviour.to_json(), "job": seen["job"],
-                "hosts": seen["hosts"] if chosen.how != "preload" else [],
+                "how": chosen.how, "directory": one.directory, "behaviour": behaviour.to_json(),
                 "control": seen["control"] if chosen.how == "preload" else "",
+                "srun_job": seen["srun_job"] if chosen.how != "preload" else "", "attempt": seen["attempt"],
+                "hosts": list(facts)[: 1 if chosen.how == "preload" else None],
             },
-            notes=tuple(notes), job=seen["job"], attempt=seen["attempt"],
+            notes=tuple(notes),
         )  # fmt: skip
 
     def start(self, state: Mapping[str, Any], scene: Scene) -> Mapping[str, Any]:
         """Start the holder on each host, and wait until it says that the fault is there."""
         argv = [
-            *_hosts(state, scene).command, sys.executable, "-m", holder.MODULE, scene.id, state["how"],
+            *command(state["srun_job"], state["hosts"]), sys.executable, "-m", holder.MODULE, scene.id, state["how"],
             state["directory"], str(scene.until), state["behaviour"], *([state["control"]] if state["control"] else ()),
         ]  # fmt: skip
-        start_holders(argv, max(1, len(state["hosts"])))
+        start_holders(argv, len(state["hosts"]))
         return {}
 
     def undo(self, state: Mapping[str, Any], scene: Scene) -> None:
         """End the holders; do it instead of those that were killed."""
-        job, _, hosts = _where(scene) if state["hosts"] else ("", 0, ())
-        if state["hosts"] and (job != state["job"] or not set(state["hosts"]) <= set(hosts)):
-            return  # with the job, SLURM has ended its steps
-        _hosts(state, scene).stop(state, scene.id)
+        order = {"stop": [scene.id, state["how"], state["directory"], state["control"]]}
+        try:
+            found = ask(scene, state["srun_job"], dict.fromkeys(state["hosts"], order), answer)
+        except ProbeError:
+            if is_over(scene, state):
+                return
+            raise
+        if errors := [f"{host}: {one['error']}" for host, one in found.items() if one["error"]]:
+            raise ResilError("; ".join(errors))
 
 
 def control_file(run_directory: Path) -> Path:
@@ -137,25 +138,3 @@ def control_file(run_directory: Path) -> Path:
     from resilience import layout
 
     return run_directory / layout.INJECTIONS / FOLDER / "now"
-
-
-def _where(scene: Scene) -> tuple[str, int, tuple[str, ...]]:
-    """Return the job that runs, its attempt, and its nodes if it is SLURM's; nothing: this host."""
-    attempt = next(iter(read_attempts(scene.directory, newest=1)), None)
-    if attempt is None or attempt.end is not None:
-        return "", 0, ()
-    scheduler = scheduler_of(read_intents(scene.directory))
-    if scheduler != "slurm":
-        here = scene.project.system.host.name
-        if attempt.host.partition(".")[0] != here.partition(".")[0]:
-            raise UsageError(
-                f"job {attempt.job_id} runs on {attempt.host}", hint=f"run this command there: ssh {attempt.host}"
-            )
-        return str(attempt.job_id or ""), attempt.number, ()
-    start = start_of_attempt(attempt)
-    found = scene.project.scheduler(scheduler).job(JobId(start.array, start.task))
-    return str(attempt.job_id or ""), attempt.number, tuple(expand(found.nodes) if found.nodes else [attempt.host])
-
-
-def _hosts(state: Mapping[str, Any], scene: Scene) -> Hosts:
-    return Hosts(scene.project.system, state["job"], state["hosts"])

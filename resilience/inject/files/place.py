@@ -4,24 +4,17 @@ training: `python -m resilience.inject.files.place ORDER`.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from resilience.base.mounts import current_mounts, mount_of
-from resilience.errors import ProbeError, ResilError
+from resilience.errors import ResilError
 from resilience.inject.files import ballast, holder, mounting
-from resilience.records import from_record
-from resilience.runs.run_jobs import srun_command
-from resilience.system.answers import answer_lines, parse_answers
-from resilience.system.ports import System
+from resilience.inject.hosts import serve
 
-SRUN_S = 45.0
-"""For a task on every node: its start from a shared disk, and a holder that is slow to end."""
 SHOWN = 3
 
 
@@ -102,41 +95,6 @@ def _below(link: Path, inside: str) -> bool:
     return False
 
 
-class Hosts:
-    """Looks at a directory and ends faults on the hosts where a training runs, or on this one."""
-
-    def __init__(self, system: System, job: str, hosts: Sequence[str]) -> None:
-        """`hosts`: of the SLURM job `job`; none: this host, directly."""
-        self._system, self._job, self._hosts = system, job, tuple(hosts)
-
-    @property
-    def command(self) -> list[str]:
-        """Return what starts a program there: nothing, or an srun."""
-        return srun_command(self._job, self._hosts) if self._hosts else []
-
-    def look(self, path: str) -> dict[str, Facts]:
-        """Return the facts by host. Raise ProbeError if a node does not answer."""
-        if not self._hosts:
-            return {self._system.host.name: look(path)}
-        return {host: from_record(Facts, one) for host, one in self._ask({"look": path}).items()}
-
-    def stop(self, state: Mapping[str, Any], name: str) -> None:
-        """End a fault. Raise ResilError if it remains somewhere."""
-        order = {"stop": [name, state["how"], state["directory"], state["control"]]}
-        found = self._ask(order) if self._hosts else {self._system.host.name: answer(order)}
-        errors = [f"{host}: {one['error']}" for host, one in found.items() if one["error"]]
-        if errors:
-            raise ResilError("; ".join(errors))
-
-    def _ask(self, order: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        argv = [*self.command, sys.executable, "-m", __name__, json.dumps(order)]
-        answers = parse_answers(self._system.runner.stream(argv, timeout_s=SRUN_S))
-        found = {str(one["host"]): one["found"] for one in answers}
-        if missing := sorted(set(self._hosts) - set(found)):
-            raise ProbeError(f"{', '.join(missing)} did not answer", hint="see: squeue, sinfo")
-        return found
-
-
 def answer(order: Mapping[str, Any]) -> dict[str, Any]:
     """Do what an order says on this host."""
     if "look" in order:
@@ -149,12 +107,5 @@ def answer(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"error": ""}
 
 
-def main(order: str) -> int:
-    """Answer for this node."""
-    host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    sys.stdout.write(answer_lines({"host": host, "found": answer(json.loads(order))}))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    serve(answer)
