@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from resilience.base.processes import descendants, is_same, start_ticks
 from resilience.errors import ResilError
-from resilience.inject.processes import send
+from resilience.inject.processes import environ_of, send, words_of
 
 KEPT = ("SLURM_CONF", "PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TZ")
 """Variables of a daemon with which it is started again; others may hold secrets, and stay out of the record."""
@@ -54,20 +54,16 @@ def find_daemons(name: str, conf: str = "") -> list[Daemon]:
     found = []
     for pid in sorted(int(one) for one in os.listdir("/proc") if one.isdigit()):
         with suppress(OSError):
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                argv = file.read().decode("utf-8", "replace").rstrip("\0").split("\0")
+            argv = words_of(pid)
             if argv[0].rpartition("/")[2] != name:
                 continue
             os.kill(pid, 0)
             info = os.stat(f"/proc/{pid}")
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                words = file.read().decode("utf-8", "replace").split("\0")
-            environ = {key: value for key, _, value in (word.partition("=") for word in words) if key in KEPT}
+            environ = {key: value for key, value in environ_of(pid).items() if key in KEPT}
             argv[0] = _program(pid, argv[0], environ.get("PATH"))
             one = Daemon(pid, start_ticks(pid) or 0, info.st_uid, info.st_gid, tuple(argv), environ,
                          os.readlink(f"/proc/{pid}/cwd"))  # fmt: skip
-            is_other = environ.get("SLURM_CONF", "") != conf
-            if one.ticks and not is_other:
+            if one.ticks and environ.get("SLURM_CONF", "") == conf:
                 found.append(one)
     pids = {one.pid for one in found}
     return [one for one in found if not any(one.pid in descendants(other) for other in pids - {one.pid})]
@@ -84,11 +80,8 @@ def steps_of(node: str, conf: str) -> list[tuple[int, int]]:
     found = set[int]()
     for pid in (int(one) for one in os.listdir("/proc") if one.isdigit()):
         with suppress(OSError):
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                is_step = file.read().partition(b" ")[0].rpartition(b"/")[2].startswith(b"slurmstepd")
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                words = file.read().decode("utf-8", "replace").split("\0")
-            named = dict(word.partition("=")[::2] for word in words)
+            is_step = words_of(pid)[0].partition(" ")[0].rpartition("/")[2].startswith("slurmstepd")
+            named = environ_of(pid)
             is_here = named.get("SLURMD_NODENAME", node) == node and named.get("SLURM_CONF", "") == conf
             if is_step and is_here:
                 found |= {pid, *descendants(pid)}

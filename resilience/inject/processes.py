@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from resilience.base.processes import is_alive, is_same, start_ticks
+from resilience.base.processes import is_alive, is_same, parent_of, start_ticks
 from resilience.inject.hosts import serve
 from resilience.messages import cut
 
@@ -54,7 +54,7 @@ def of_job(job: str) -> list[Process]:
     found, workers = [], set[int]()
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208
         with suppress(OSError):
-            environ = _environ(pid)
+            environ = environ_of(pid)
             if is_elsewhere(environ, os.environ):
                 continue
             if environ.get("SLURM_JOB_ID") == job and os.stat(f"/proc/{pid}").st_uid == os.geteuid():  # noqa: PTH116
@@ -79,23 +79,29 @@ def _is_below(one: Process, own: set[int]) -> bool:
     return False
 
 
-def _environ(pid: int) -> dict[str, str]:
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        words = file.read().decode("utf-8", "replace").split("\0")
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
+def environ_of(pid: int) -> dict[str, str]:
+    """Return the environment that a process was started with. Raise OSError if it is not this user's to see."""
+    return {name: value for name, _, value in (word.partition("=") for word in _words(pid, "environ"))}
+
+
+def words_of(pid: int) -> list[str]:
+    """Return the command line of a process. Raise OSError if there is none."""
+    return _words(pid, "cmdline")
+
+
+def _words(pid: int, name: str) -> list[str]:
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read().decode("utf-8", "replace").rstrip("\0").split("\0")
 
 
 def _process(pid: int, environ: Mapping[str, str]) -> Process:
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        name = " ".join(file.read().decode("utf-8", "replace").split("\0")).strip()
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        parent = int(file.read().rpartition(b")")[2].split()[1])
     step = _number(environ.get("SLURM_STEP_ID", ""))
     step = -1 if step >= _NO_STEP else step
     rank = _number(environ.get("RANK", "")) if "LOCAL_RANK" in environ else -1
     if rank < 0 <= step:
         rank = _number(environ.get("SLURM_PROCID", ""))
-    return Process(pid, start_ticks(pid) or 0, parent, rank, step, "RESIL_ATTEMPT" in environ, cut(name, 120))
+    name, is_launched = cut(" ".join(words_of(pid)), 120), "RESIL_ATTEMPT" in environ
+    return Process(pid, start_ticks(pid) or 0, parent_of(pid), rank, step, is_launched, name)
 
 
 def _number(text: str) -> int:

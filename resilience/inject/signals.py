@@ -148,7 +148,8 @@ def stop_processes(state: Mapping[str, Any], scene: Scene) -> dict[str, Any]:
     """
     assert scene.until is not None
     pids = state["pids"]
-    order = {"record": str(_record(scene)), "left_s": scene.until - time.time(), "pids": pids}
+    order = {"record": str(_record(scene)), "left_s": scene.until - time.time(), "pids": pids,
+             "factor": state.get("factor", 0.0)}  # fmt: skip
     argv = [*command(state["srun_job"], list(pids)), sys.executable, "-m", stopping.MODULE, json.dumps(order)]
     client = start_holders([*argv, *(() if state["srun_job"] else pids)], len(pids)).pid
     return {"client": [client, start_ticks(client) or 0]}

@@ -1,5 +1,7 @@
 """Stops processes of this node, stays there, and lets them go on: whatever becomes of those who asked for it.
 
+With a factor it lets them work for a tenth of a second in turn, so that everything takes so many times as long.
+
     python -m resilience.inject.stopping ORDER [HOST]
 
 They go on when the time is over, on SIGTERM and SIGHUP, when standard input ends (it is a pipe of the injector, whose
@@ -11,12 +13,14 @@ says that they go on.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +33,7 @@ from resilience.system.files import read_regular
 MODULE = "resilience.inject.stopping"
 LOOK_S = 0.2
 """How often it looks at its standard input and at the record."""
+WORK_S = 0.1
 _PR_SET_PDEATHSIG = 1
 _ENDS = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD}
 
@@ -53,7 +58,7 @@ def main(order: str, host: str = "") -> int:
     found = send(signal.SIGSTOP, pids)
     if not found["refused"] and found["sent"]:
         _say(READY)
-        _wait(record, time.monotonic() + left_s)
+        _wait(record, time.monotonic() + left_s, pids, asked["factor"])
     elif found["refused"]:
         _say(f"the system does not let you signal {found['refused']} on {host}")
     else:
@@ -70,11 +75,22 @@ def _say(line: str) -> None:
         os.write(1, line.encode() + b"\n")
 
 
-def _wait(record: Path, end: float) -> None:
-    """Return when it is time to let the processes go on."""
-    while (left_s := end - time.monotonic()) > 0:
-        if signal.sigtimedwait(_ENDS, min(LOOK_S, left_s)) is not None:
+def _wait(record: Path, end: float, pids: Sequence[Sequence[int]], factor: float) -> None:
+    """Return when it is time to let the processes go on for good."""
+    now = looked = time.monotonic()
+    turns = itertools.cycle([(signal.SIGCONT, WORK_S), (signal.SIGSTOP, WORK_S * (factor - 1))])
+    turn = now + WORK_S * (factor - 1) if factor else end
+    while now < end:
+        if signal.sigtimedwait(_ENDS, max(0.0, min(looked + LOOK_S, turn, end) - now)) is not None:
             return
+        now = time.monotonic()
+        if now >= turn:
+            number, length_s = next(turns)
+            send(number, pids)
+            turn = now + length_s
+        if now < looked + LOOK_S:
+            continue
+        looked = now
         if select.select([0], [], [], 0)[0] and not os.read(0, 4096):
             return
         with suppress(ResilError, ValueError):

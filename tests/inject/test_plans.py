@@ -70,7 +70,6 @@ REFUSED = [
     (kill.FAULT, kill.KillSettings(step=True), {**UNGUARDED, "processes": {"n1": []}}, "no rank", "started"),
     (hang.FAULT, TargetSettings(batch=True), SEEN, "a batch shell has no guard", "resil inject stop --batch"),
     (slow.FAULT, slow.SlowSettings(rank=0, factor=1.0), SEEN, "must be more than 1", "--factor 2"),
-    (slow.FAULT, slow.SlowSettings(rank=0), UNGUARDED, "signals to another node take too long", "resil inject stop"),
     (slow.FAULT, slow.SlowSettings(batch=True), SEEN, "a batch shell has no guard", "stop --batch"),
     (leak.FAULT, leak.LeakSettings(rank=0), UNGUARDED, "only the process itself can do it", "guard"),
     (leak.FAULT, leak.LeakSettings(batch=True), SEEN, "a batch shell has no guard", "--rank"),

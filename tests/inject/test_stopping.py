@@ -19,12 +19,14 @@ from tests.lab.waiting import until
 
 
 @contextmanager
-def stopped(record: Path, *, left_s: float = 600.0, shift: int = 0) -> Iterator[tuple[Any, Any, str]]:
+def stopped(
+    record: Path, *, left_s: float = 600.0, shift: int = 0, factor: float = 0.0
+) -> Iterator[tuple[Any, Any, str]]:
     """A process that was stopped, the program that did it, and what that says. `shift`: of the start it is told."""
     record.write_text('{"ended": null, "how": ""}')
     victim = subprocess.Popen(["sleep", "600"])
     pids = {"n1": [[victim.pid, (start_ticks(victim.pid) or 0) + shift]]}
-    order = {"record": str(record), "left_s": left_s, "pids": pids}
+    order = {"record": str(record), "left_s": left_s, "pids": pids, "factor": factor}
     holder = subprocess.Popen(
         [sys.executable, "-m", "resilience.inject.stopping", json.dumps(order), "n1"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -73,6 +75,15 @@ def test_a_stopped_process_goes_on_whatever_becomes_of_those_who_asked_for_it(wa
 def test_a_stopped_process_goes_on_at_the_end_of_the_time(tmp_path: Path) -> None:
     with stopped(tmp_path / "stop-1.json", left_s=0.2) as (victim, holder, _):
         assert holder.wait(timeout=60) == 0 and not is_stopped(victim.pid)
+
+
+def test_a_slow_process_is_stopped_and_works_in_turn_and_goes_on_in_the_end(tmp_path: Path) -> None:
+    with stopped(tmp_path / "slow-1.json", factor=2.0) as (victim, holder, _):
+        for _ in range(2):
+            until(lambda: is_stopped(victim.pid), "its pause")
+            until(lambda: not is_stopped(victim.pid), "its turn")
+        holder.terminate()
+        assert holder.wait() == 0 and not is_stopped(victim.pid)
 
 
 def test_a_pid_that_another_process_has_got_is_left_alone(tmp_path: Path) -> None:

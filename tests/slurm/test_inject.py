@@ -237,7 +237,7 @@ def test_an_administrator_makes_the_controller_hang_ends_it_and_loses_a_node(nod
         assert nodes.run(["squeue"], run.user).returncode == 1
     run.until(lambda: nodes.run(["scontrol", "ping"]).returncode == 0, "slurmctld to answer again")
     with injected(run, "scheduler", "lost-node", "--real", "--node", "n2"):
-        assert not nodes.daemon("n2").alive
+        until(lambda: not nodes.daemon("n2").alive, "slurmd to end")
         run.until(lambda: not state_of(pid)[0] or state_of(pid)[0] in "ZX", "the end of rank 1")
     run.until(lambda: "n2" in nodes.run(["pgrep", "-af", "slurmd -D -N n2"]).stdout, "slurmd to be started again")
     finish(run)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from resilience.errors import UsageError
-from resilience.inject import Plan, Scene
-from resilience.inject.signals import (
-    UNGUARDED,
-    ProcessFault,
-    plan_by_guard,
-    refuse_batch,
-    stop_state,
-)
-from resilience.inject.targets import TargetSettings, check_sent, choose, signal_processes
+from resilience.inject import Plan
+from resilience.inject.signals import UNGUARDED, ProcessFault, plan_by_guard, refuse_batch, stop_state
+from resilience.inject.targets import TargetSettings, choose
 
-SLICE_S = 0.1
 MOST = 1000.0
 
 
@@ -43,11 +34,6 @@ def _plan(settings: SlowSettings, seen: Mapping[str, Any]) -> Plan:
     if target.guarded:
         does = f"lets everything take {settings.factor:g} times as long"
         return plan_by_guard("be slow", settings, seen, does=does, undoes="the pauses end")
-    if seen["srun_job"]:
-        raise UsageError(
-            f"{target.words} cannot be slow: {UNGUARDED}, and signals to another node take too long",
-            hint="resil inject stop --for 10s",
-        )
     state = stop_state(target, seen, trees=True)
     return Plan(
         target=target.words,
@@ -59,20 +45,7 @@ def _plan(settings: SlowSettings, seen: Mapping[str, Any]) -> Plan:
     )
 
 
-class Slow(ProcessFault):
-    """Slow ranks; the keeper tends those without a guard."""
-
-    def tend(self, state: Mapping[str, Any], scene: Scene) -> float:
-        """Stop the processes for a moment."""
-        if "guarded" in state:
-            return 3600.0
-        check_sent(signal_processes(signal.SIGSTOP, state, scene), str(state["job"]))
-        time.sleep(SLICE_S * (float(state["factor"]) - 1))
-        signal_processes(signal.SIGCONT, state, scene)
-        return SLICE_S
-
-
-FAULT = Slow(
+FAULT = ProcessFault(
     summary="make a rank slow: everything takes so many times as long",
     Settings=SlowSettings,
     example="resil inject slow --rank 3 --factor 1.5 --for 10m",

@@ -89,10 +89,7 @@ class FileFault:
             "mount": f"Every process on {where} meets it, in files that it opens from now on",
             "preload": "Only the training meets it, on all its nodes",
         }
-        notes = [f"{seen_by[chosen.how]}.", *(f"{text[0].upper()}{text[1:]}." for text in chosen.not_by)]
-        opened = sorted({name for each in facts.values() for name in each.opened})
-        if chosen.how == "mount" and opened:
-            notes.append(f"Already below it, and not hit in what they have open: {', '.join(opened)}.")
+        notes = tuple(f"{text[0].upper()}{text[1:]}." for text in (seen_by[chosen.how], *chosen.not_by))
         return Plan(
             target=f"{one.directory} on {where}",
             does=f"{one.directory} on {where} {choice.describe(behaviour)}; {choice.MEANS[chosen.how]}",
@@ -108,7 +105,7 @@ class FileFault:
                 "srun_job": seen["srun_job"] if chosen.how != "preload" else "", "attempt": seen["attempt"],
                 "hosts": list(facts)[: 1 if chosen.how == "preload" else None],
             },
-            notes=tuple(notes),
+            notes=notes,
         )  # fmt: skip
 
     def start(self, state: Mapping[str, Any], scene: Scene) -> Mapping[str, Any]:

@@ -296,21 +296,6 @@ class Passthrough:
         fh, flags = struct.unpack_from("=QI", body)
         (os.fdatasync if flags & 1 else os.fsync)(fh)
 
-    def setxattr(self, node: int, body: memoryview) -> None:
-        size, flags = struct.unpack_from("=II", body)
-        name, _, rest = bytes(body[8:]).partition(b"\0")
-        os.setxattr(self._path(node), name, rest[:size], flags)
-
-    def getxattr(self, node: int, body: memoryview) -> bytes:
-        return _sized(body, os.getxattr(self._path(node), _names(body[8:])[0]))
-
-    def listxattr(self, node: int, body: memoryview) -> bytes:
-        names = os.listxattr(self._path(node))
-        return _sized(body, b"".join(os.fsencode(name) + b"\0" for name in names))
-
-    def removexattr(self, node: int, body: memoryview) -> None:
-        os.removexattr(self._path(node), _names(body)[0])
-
     def opendir(self, node: int, body: memoryview) -> bytes:
         return struct.pack("=QII", os.open(self._path(node), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), 0, 0)
 
@@ -344,10 +329,9 @@ _OPERATIONS = {
     1: ("lookup", LOOK), _FORGET: ("forget", ""), 3: ("getattr", LOOK), 4: ("setattr", CHANGE), 5: ("readlink", LOOK),
     6: ("symlink", CHANGE), 8: ("mknod", CHANGE), 9: ("mkdir", CHANGE), 10: ("unlink", CHANGE), 11: ("rmdir", CHANGE),
     12: ("rename", CHANGE), 13: ("link", CHANGE), 14: ("open", LOOK), 15: ("read", READ), 16: ("write", WRITE),
-    17: ("statfs", LOOK), 18: ("release", ""), 20: ("fsync", SYNC), 21: ("setxattr", CHANGE), 22: ("getxattr", LOOK),
-    23: ("listxattr", LOOK), 24: ("removexattr", CHANGE), 25: ("flush", ""), 26: ("init", ""), 27: ("opendir", LOOK),
-    28: ("readdir", LOOK), 29: ("release", ""), 30: ("fsync", SYNC), 34: ("access", LOOK), 35: ("create", CHANGE),
-    _BATCH_FORGET: ("batch_forget", ""), 43: ("fallocate", WRITE), 45: ("rename2", CHANGE),
+    17: ("statfs", LOOK), 18: ("release", ""), 20: ("fsync", SYNC), 25: ("flush", ""), 26: ("init", ""),
+    27: ("opendir", LOOK), 28: ("readdir", LOOK), 29: ("release", ""), 30: ("fsync", SYNC), 34: ("access", LOOK),
+    35: ("create", CHANGE), _BATCH_FORGET: ("batch_forget", ""), 43: ("fallocate", WRITE), 45: ("rename2", CHANGE),
 }  # fmt: skip
 """Number in linux/fuse.h: method of Passthrough and the class of the operation. Whatever is missing answers ENOSYS."""
 
@@ -373,16 +357,6 @@ def _names(body: memoryview) -> list[str]:
 def _flags(flags: int) -> int:
     """Return the flags for the real file: buffers here are not aligned as O_DIRECT wants them."""
     return flags & ~(os.O_DIRECT | os.O_NOFOLLOW) | os.O_CLOEXEC
-
-
-def _sized(body: memoryview, value: bytes) -> bytes:
-    """Return an extended attribute, or its size if that is asked for (a size of 0)."""
-    (size,) = struct.unpack_from("=I", body)
-    if size == 0:
-        return struct.pack("=I4x", len(value))
-    if len(value) > size:
-        raise OSError(errno.ERANGE, "")
-    return value
 
 
 def _listing(directory: int) -> Iterator[tuple[bytes, int, int]]:

@@ -15,8 +15,6 @@ from resilience.errors import ResilError
 from resilience.inject.files import ballast, holder, mounting
 from resilience.inject.hosts import serve
 
-SHOWN = 3
-
 
 class Facts(NamedTuple):
     """What matters of a directory on one host.
@@ -27,7 +25,6 @@ class Facts(NamedTuple):
         owner: the uid of its owner, and `uid` that of this process.
         fill, mountable: why its file system must not be filled, and why nothing can be mounted; empty: it can.
         is_faulty: whether a fault is mounted there already.
-        opened: processes of this user with a file open below it, or working there: `python (4242)`.
         device: the number of its file system.
     """
 
@@ -38,7 +35,6 @@ class Facts(NamedTuple):
     fill: str = ""
     mountable: str = ""
     is_faulty: bool = False
-    opened: tuple[str, ...] = ()
     device: int = 0
 
 
@@ -64,7 +60,7 @@ def look(path: str) -> Facts:
     )  # fmt: skip
     return Facts(
         why, str(directory), status.st_uid, os.geteuid(), fill, mounting.why_not(),
-        mount is not None and mount.type == mounting.TYPE, tuple(_opened(directory)), status.st_dev,
+        mount is not None and mount.type == mounting.TYPE, status.st_dev,
     )  # fmt: skip
 
 
@@ -74,25 +70,6 @@ def _memory_free() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return 0
-
-
-def _opened(directory: Path) -> list[str]:
-    """Return this user's processes that a mount over the directory does not reach, as far as they can be seen."""
-    found, inside = [], f"{directory}/"
-    for process in Path("/proc").iterdir():
-        with suppress(OSError):
-            if not process.name.isdigit() or process.stat().st_uid != os.geteuid():
-                continue
-            links = [process / "cwd", *(process / "fd").iterdir()]
-            if int(process.name) != os.getpid() and any(_below(link, inside) for link in links):
-                found.append(f"{(process / 'comm').read_text().strip()} ({process.name})")
-    return found[:SHOWN] + ([f"{len(found) - SHOWN} more"] if len(found) > SHOWN else [])
-
-
-def _below(link: Path, inside: str) -> bool:
-    with suppress(OSError):
-        return f"{os.readlink(link)}/".startswith(inside)  # noqa: PTH115 - sockets have texts that are no paths
-    return False
 
 
 def answer(order: Mapping[str, Any]) -> dict[str, Any]:

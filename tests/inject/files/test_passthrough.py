@@ -112,7 +112,8 @@ class Tree:
         return os.readlink(self.some(choose))
 
     def list(self, choose: random.Random) -> object:
-        return sorted((entry.name, entry.is_dir(), entry.is_symlink()) for entry in os.scandir(self.some(choose)))
+        with os.scandir(self.some(choose)) as entries:
+            return sorted((entry.name, entry.is_dir(), entry.is_symlink()) for entry in entries)
 
     def stat(self, choose: random.Random) -> object:
         status = os.stat(self.some(choose), follow_symlinks=choose.random() < 0.5)
@@ -130,15 +131,6 @@ class Tree:
         os.utime(path, ns=times)
         status = os.stat(path)
         return status.st_mtime_ns, status.st_atime_ns
-
-    def attribute(self, choose: random.Random) -> object:
-        path, name = self.some(choose), choose.choice(("user.a", "user.b"))
-        action = choose.randrange(4)
-        if action == 0:
-            os.setxattr(path, name, choose.randbytes(choose.choice((0, 1, 200))))
-        elif action == 1:
-            os.removexattr(path, name)
-        return os.getxattr(path, name) if action == 2 else sorted(os.listxattr(path))
 
     def permitted(self, choose: random.Random) -> object:
         return os.access(self.some(choose), choose.choice((os.F_OK, os.R_OK, os.W_OK, os.X_OK)))
