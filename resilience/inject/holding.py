@@ -1,12 +1,14 @@
-"""Starts programs that hold a fault on their hosts, and hears from them whether it has begun."""
+"""Programs that hold a fault on their hosts: how they are started, and what they have in common."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
+import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from resilience.errors import ResilError
@@ -16,6 +18,8 @@ READY = "ready"
 START_S = 60.0
 """How long a holder may take to start: srun waits for a slot, and a Python starts on each node from a shared disk."""
 END_S = 2.0
+ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
 _started: list[subprocess.Popen[bytes]] = []
 """The holders that this process has started: their standard input ends with it."""
 
@@ -48,3 +52,47 @@ def start_holders(argv: Sequence[str], count: int) -> subprocess.Popen[bytes]:
         heard += more
     process.stdout.close()
     return process
+
+
+def guarded(hold: Callable[[], None], clean_up: Callable[[], None], most_s: float = 1e9) -> int:
+    """Hold a fault in a child of this process. If the child is killed, clean up; if this process is, the child gets
+    SIGTERM. `hold` waits for the signals of ENDS, undoes what it has begun, and raises ResilError or OSError if it
+    cannot begin; after `most_s` it is killed, as it may wait for a file server. Return the exit code of the program.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDS, signal.SIGCHLD})
+    os.chdir("/")
+    guardian = os.getpid()
+    holder = os.fork()
+    if holder == 0:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        code = 1
+        try:
+            if os.getppid() == guardian:
+                hold()
+                code = 0
+        except (ResilError, OSError) as error:
+            say(str(error))
+        os._exit(code)
+    close_outputs()
+    ended = status = 0
+    while not ended:
+        signalled = signal.sigtimedwait({*ENDS, signal.SIGCHLD}, most_s)
+        if signalled is None or signalled.si_signo != signal.SIGCHLD:
+            os.kill(holder, signal.SIGKILL if signalled is None else signal.SIGTERM)
+        ended, status = os.waitpid(holder, os.WNOHANG)
+    if status:
+        clean_up()
+    return 0
+
+
+def say(line: str) -> None:
+    """Write a line to whoever has started this program, if that listens."""
+    with suppress(OSError):
+        os.write(1, line.encode() + b"\n")
+
+
+def close_outputs() -> None:
+    """Let go of whoever has started this program."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(null, descriptor)

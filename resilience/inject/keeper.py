@@ -19,7 +19,7 @@ from types import FrameType
 from resilience import layout
 from resilience.errors import ResilError
 from resilience.inject import Scene
-from resilience.inject.holding import READY
+from resilience.inject.holding import READY, close_outputs, say
 from resilience.inject.injecting import KILLED, ON, OVER, load_fault, undo
 from resilience.runs.injections import Injection, read_injection
 from resilience.runs.project import Project
@@ -53,10 +53,8 @@ def keep(path: Path, name: str) -> int:
     signal.signal(signal.SIGTERM, _ask)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    os.write(1, f"{READY}\n".encode())
-    null = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
-        os.dup2(null, descriptor)
+    say(READY)
+    close_outputs()
     try:
         how = _wait(project, directory, injection)
     except _Asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from resilience.base.processes import descendants, is_stopped, start_ticks
+from resilience.inject import stopping
 from tests.lab.waiting import until
 
 
@@ -77,6 +79,30 @@ def test_a_stopped_process_goes_on_at_the_end_of_the_time(tmp_path: Path) -> Non
         assert holder.wait(timeout=60) == 0 and not is_stopped(victim.pid)
 
 
+def test_a_stopped_process_goes_on_although_the_run_directory_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w"):
+        monkeypatch.setattr(stopping, "LATE_S", 0.0)
+        monkeypatch.setattr(stopping, "read_regular", lambda _: os.read(read, 1))
+        victim = subprocess.Popen(["sleep", "600"])
+        order = {"record": str(tmp_path / "stop-1.json"), "left_s": 0.5, "factor": 0.0,
+                 "pids": {"n1": [[victim.pid, start_ticks(victim.pid)]]}}  # fmt: skip
+
+        def main() -> None:
+            os.dup2(read, 0)
+            stopping.main(json.dumps(order), "n1")
+
+        program = multiprocessing.get_context("fork").Process(target=main)
+        program.start()
+        program.join()
+        assert "ready" in capfd.readouterr().out and not is_stopped(victim.pid)
+        victim.kill()
+        victim.wait()
+    os.close(read)
+
+
 def test_a_slow_process_is_stopped_and_works_in_turn_and_goes_on_in_the_end(tmp_path: Path) -> None:
     with stopped(tmp_path / "slow-1.json", factor=2.0) as (victim, holder, _):
         for _ in range(2):
@@ -89,4 +115,4 @@ def test_a_slow_process_is_stopped_and_works_in_turn_and_goes_on_in_the_end(tmp_
 def test_a_pid_that_another_process_has_got_is_left_alone(tmp_path: Path) -> None:
     with stopped(tmp_path / "stop-1.json", shift=1) as (victim, holder, said):
         assert "have ended before they got the signal" in said
-        assert holder.wait() == 1 and not is_stopped(victim.pid)
+        assert holder.wait() == 0 and not is_stopped(victim.pid)

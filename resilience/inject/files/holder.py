@@ -22,46 +22,27 @@ from contextlib import suppress
 from pathlib import Path
 
 from resilience.base.mounts import current_mounts
-from resilience.errors import ResilError
 from resilience.inject.files import ballast, mounting, preload
 from resilience.inject.files.behaviour import Behaviour
 from resilience.inject.files.disk import Disk
 from resilience.inject.files.passthrough import Passthrough
-from resilience.inject.holding import READY
+from resilience.inject.holding import ENDS, READY, close_outputs, guarded, say
 
 STOP_S = 20.0
 """How long a holder may take to undo a fault; then it is killed."""
 POLL_S = 0.05
 MODULE = "resilience.inject.files.holder"
-_PR_SET_PDEATHSIG = 1
-_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(argv: list[str]) -> int:
     """Hold the fault, as a guardian and a holder. Return 0 once it is undone."""
     name, how, directory, until = argv[1], argv[2], Path(argv[3]), float(argv[4])
     behaviour, control = Behaviour.from_json(argv[5]), Path(argv[6]) if len(argv) > 6 else None
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP, signal.SIGCHLD})
     os.umask(0)
-    os.chdir("/")
-    guardian = os.getpid()
-    holder = os.fork()
-    if holder == 0:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != guardian:
-            os._exit(1)
-        try:
-            hold(name, how, directory, until, behaviour, control)
-        except (ResilError, OSError) as error:
-            _say(str(error))
-            os._exit(1)
-        os._exit(0)
-    _close_outputs()
-    while (signalled := signal.sigwait({*_STOP, signal.SIGCHLD})) != signal.SIGCHLD or not _has_ended(holder):
-        if signalled != signal.SIGCHLD:
-            os.kill(holder, signal.SIGTERM)
-    clean_up(name, how, directory, control)
-    return 0
+    return guarded(
+        lambda: hold(name, how, directory, until, behaviour, control),
+        lambda: clean_up(name, how, directory, control),
+    )
 
 
 def hold(name: str, how: str, directory: Path, until: float, behaviour: Behaviour, control: Path | None) -> None:
@@ -153,25 +134,9 @@ def _flush(directory: Path) -> None:
 
 
 def _wait(until: float) -> None:
-    _say(READY)
-    _close_outputs()
-    signal.sigtimedwait(_STOP, max(0.0, until - time.time()))
-
-
-def _has_ended(holder: int) -> bool:
-    ended, _ = os.waitpid(holder, os.WNOHANG)
-    return ended == holder
-
-
-def _say(line: str) -> None:
-    with suppress(OSError):
-        os.write(1, line.encode() + b"\n")
-
-
-def _close_outputs() -> None:
-    null = os.open("/dev/null", os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
+    say(READY)
+    close_outputs()
+    signal.sigtimedwait(ENDS, max(0.0, until - time.time()))
 
 
 if __name__ == "__main__":
