@@ -18,10 +18,11 @@ from typing import Any
 
 from resilience import layout
 from resilience.base.processes import descendants, start_ticks
-from resilience.errors import ResilError, UsageError
+from resilience.errors import UsageError
 from resilience.inject import Plan, Scene, slurm_command
 from resilience.inject.daemons import end, find_daemons, start_again, steps_of
 from resilience.inject.processes import send
+from resilience.inject.signals import continue_processes, stop_processes
 from resilience.quantities import format_duration
 from resilience.runs.injected import set_injected, unset_injected
 from resilience.runs.injections import allows_injection
@@ -83,9 +84,8 @@ class SchedulerAnswers:
         elif settings.real:
             which = "slurmd" if settings.fault == "lost-node" else "slurmctld"
             seen["conf"] = project.system.environ.get("SLURM_CONF", "")
-            found = find_daemons(which, seen["conf"])
-            is_any = which == "slurmctld"
-            seen["daemons"] = [[*one] for one in found if is_any or _is_node(one.node, settings.node, seen["host"])]
+            here, found = seen["host"].partition(".")[0], find_daemons(which, seen["conf"])
+            seen["daemons"] = [[*one] for one in found if which == "slurmctld" or (one.node or here) == settings.node]
         elif name == "slurm":
             path = project.system.environ.get("PATH")
             seen["commands"] = [one for one in COMMANDS if shutil.which(one, path=path)]
@@ -120,7 +120,7 @@ class SchedulerAnswers:
                 steps = steps_of(state["node"], str(state["conf"])) if state.get("node") else []
                 send(signal.SIGKILL, [(pid, ticks), *below, *steps])
         elif way == "stop":
-            _check(send(signal.SIGSTOP, state["pids"]))
+            return stop_processes(state, scene)
         elif way == "end":
             end(state["pids"])
         return {}
@@ -141,7 +141,7 @@ class SchedulerAnswers:
             unset_injected(Path(state["state_dir"]), "commands", scene.id)
             shutil.rmtree(_bin(scene), ignore_errors=True)
         elif way == "stop":
-            send(signal.SIGCONT, state["pids"])
+            continue_processes(state, scene)
         elif way in ("end", "kill"):
             for record in state.get("daemons", ()):
                 start_again(record)
@@ -166,10 +166,6 @@ def _look_at_spool(scene: Scene) -> dict[str, Any]:
         if run == scene.directory.run and job.state.may_have_processes:
             watchers += [[pid, ticks, job.raw_id] for pid, ticks in embedded.watchers(job.id)]
     return {"spool": str(embedded.spool), "others": sorted(others), "watchers": watchers}
-
-
-def _is_node(of_daemon: str, wanted: str, host: str) -> bool:
-    return (of_daemon or host.partition(".")[0]) == wanted
 
 
 def _plan_local(settings: SchedulerSettings, seen: Mapping[str, Any], says: str) -> Plan:
@@ -236,7 +232,7 @@ def _plan_daemons(settings: SchedulerSettings, seen: Mapping[str, Any]) -> Plan:
     target = f"{which} on {seen['host']} (process {names})"
     if settings.fault == "hang":
         return Plan(target=target, does=f"sends SIGSTOP to {target}", undoes=f"sends SIGCONT to {target}",
-                    state={**ALONE, "way": "stop", "pids": pids})  # fmt: skip
+                    state={**ALONE, "way": "stop", "pids": {seen["host"]: pids}, "srun_job": ""})  # fmt: skip
     command = " ".join(map(shlex.quote, found[0][4]))
     if settings.fault == "down":
         return Plan(target=target, does=f"ends {target}", undoes=f"starts it again: {command}",
@@ -248,11 +244,6 @@ def _plan_daemons(settings: SchedulerSettings, seen: Mapping[str, Any]) -> Plan:
         state={"way": "kill", "pids": pids, "daemons": found, "node": settings.node, "conf": seen["conf"]},
         notes=("SLURM takes the node for down after SlurmdTimeout, often 5 min; before, only its processes end",),
     )
-
-
-def _check(found: Mapping[str, list[int]]) -> None:
-    if not found["sent"]:
-        raise ResilError(f"no daemon got the signal: gone {found['gone']}, refused {found['refused']}")
 
 
 def _bin(scene: Scene) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from resilience.errors import UsageError
 from resilience.inject.files import preload
@@ -28,21 +27,13 @@ _NOT_STARTED = "the training was not started by `resil inject preload -- COMMAND
 _NOT_FULL = "it only makes a full disk"
 
 
-class Choice(NamedTuple):
-    """A means that works.
+def choose(
+    behaviour: Behaviour, facts: Mapping[str, Facts], by: str, *, is_preloaded: bool, device: int
+) -> tuple[str, tuple[str, ...]]:
+    """Return the means, and why not by those before it, as sentences.
 
-    Attributes:
-        not_by: why not by those that come before it, as sentences.
-    """
-
-    how: str
-    not_by: tuple[str, ...] = ()
-
-
-def choose(behaviour: Behaviour, facts: Mapping[str, Facts], by: str, *, is_preloaded: bool, device: int) -> Choice:
-    """Return the means. Raise UsageError, with the reason of each that does not work, if there is none.
-
-    `by`: the means that is wanted, or empty; `device`: that of the run directory.
+    Raise UsageError, with the reason of each that does not work, if there is none. `by`: the means that is wanted, or
+    empty; `device`: that of the run directory.
     """
     if by and by not in MEANS:
         raise UsageError(f"--by {by}: there is no such means", hint=suggest(by, tuple(MEANS)))
@@ -54,7 +45,7 @@ def choose(behaviour: Behaviour, facts: Mapping[str, Facts], by: str, *, is_prel
     tried = [how for how in MEANS if how == by or (not by and reasons[how] != _NOT_FULL)]
     for place, how in enumerate(tried):
         if not reasons[how]:
-            return Choice(how, tuple(f"not by {other}: {reasons[other]}" for other in tried[:place]))
+            return how, tuple(f"not by {other}: {reasons[other]}" for other in tried[:place])
     raise UsageError(
         "this fault cannot be made: " + "; ".join(f"not by {how}: {reasons[how]}" for how in tried),
         hint="a mount needs /dev/fuse and fusermount3; else start the training with: resil inject preload -- COMMAND",

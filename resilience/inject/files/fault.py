@@ -79,7 +79,7 @@ class FileFault:
         behaviour = self.behaviour(settings)
         facts = {host: from_record(Facts, one) for host, one in seen["facts"].items()}
         choice.check_directory(facts, seen["keep"])
-        chosen = choice.choose(
+        how, not_by = choice.choose(
             behaviour, facts, settings.by, is_preloaded=seen["is_preloaded"], device=seen["device"]
         )  # fmt: skip
         one = next(iter(facts.values()))
@@ -89,21 +89,21 @@ class FileFault:
             "mount": f"Every process on {where} meets it, in files that it opens from now on",
             "preload": "Only the training meets it, on all its nodes",
         }
-        notes = tuple(f"{text[0].upper()}{text[1:]}." for text in (seen_by[chosen.how], *chosen.not_by))
+        notes = tuple(f"{text[0].upper()}{text[1:]}." for text in (seen_by[how], *not_by))
         return Plan(
             target=f"{one.directory} on {where}",
-            does=f"{one.directory} on {where} {choice.describe(behaviour)}; {choice.MEANS[chosen.how]}",
+            does=f"{one.directory} on {where} {choice.describe(behaviour)}; {choice.MEANS[how]}",
             undoes={
                 "fill": "the file goes with the process that holds it",
                 "mount": "the file system is unmounted; files that were opened meanwhile keep working",
                 "preload": "the library lets all calls pass",
-            }[chosen.how],
+            }[how],
             state={
                 "alone": [one.directory],
-                "how": chosen.how, "directory": one.directory, "behaviour": behaviour.to_json(),
-                "control": seen["control"] if chosen.how == "preload" else "",
-                "srun_job": seen["srun_job"] if chosen.how != "preload" else "", "attempt": seen["attempt"],
-                "hosts": list(facts)[: 1 if chosen.how == "preload" else None],
+                "how": how, "directory": one.directory, "behaviour": behaviour.to_json(),
+                "control": seen["control"] if how == "preload" else "",
+                "srun_job": seen["srun_job"] if how != "preload" else "", "attempt": seen["attempt"],
+                "hosts": list(facts)[: 1 if how == "preload" else None],
             },
             notes=notes,
         )  # fmt: skip
