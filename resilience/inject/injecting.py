@@ -149,21 +149,12 @@ class Running:
 
     def wait(self) -> Injection:
         """Return when the fault is undone, at the end of its time. Raise ResilError if it could not be undone."""
-        if self._keeper is not None:
-            left_s = max(0.0, (self.injection.until or 0.0) - _clock.now())
-            with suppress(subprocess.TimeoutExpired):
-                self._keeper.wait(left_s + UNDO_S)
-            self._settle(OVER)
-        return self.injection
+        return self._end(OVER, max(0.0, (self.injection.until or 0.0) - _clock.now()))
 
     def undo(self, how: str = BY_HAND) -> Injection:
         """Undo the fault now, and return its record. Raise ResilError if it could not be undone."""
-        if self._keeper is not None:
-            self.tell(how)
-            with suppress(subprocess.TimeoutExpired):
-                self._keeper.wait(UNDO_S)
-            self._settle(how)
-        return self.injection
+        self.tell(how)
+        return self._end(how, 0.0)
 
     def tell(self, line: str) -> None:
         """Write a line to the keeper, if there is one and it is alive."""
@@ -171,16 +162,15 @@ class Running:
             with suppress(OSError):
                 os.write(self._keeper.stdin.fileno(), line.encode() + b"\n")
 
-    def _settle(self, how: str) -> None:
-        """Read how it ended; if the keeper has not undone it, do so."""
-        keeper, self._keeper = self._keeper, None
-        assert keeper is not None and keeper.stdin is not None
-        keeper.stdin.close()
-        directory = self._prepared.directory
-        found = read_injection(directory, self.injection.id)
-        self.injection = found if found is not None else self.injection
-        if self.injection.is_on:
-            self.injection = undo(self._prepared.project, directory, self.injection, how)
+    def _end(self, how: str, left_s: float) -> Injection:
+        """Wait for the keeper, and read how the fault ended; if the keeper has not undone it, do so."""
+        if self._keeper is not None and self._keeper.stdin is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._keeper.wait(left_s + UNDO_S)
+            self._keeper.stdin.close()
+            self._keeper = None
+            self.injection = undo(self._prepared.project, self._prepared.directory, self.injection, how)
+        return self.injection
 
 
 def inject(prepared: Prepared) -> Running:
