@@ -1,6 +1,6 @@
 """The daemons of a real SLURM on this host, for administrators of test clusters: found, ended, started again."""
 
-# ruff: noqa: PTH115, PTH116, PTH121, PTH208
+# ruff: noqa: PTH115, PTH116, PTH121
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from resilience.base.processes import descendants, is_same, start_ticks
 from resilience.errors import ResilError
-from resilience.inject.processes import environ_of, send, words_of
+from resilience.inject.processes import all_pids, environ_of, send, words_of
 
 KEPT = ("SLURM_CONF", "PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TZ")
 """Variables of a daemon with which it is started again; others may hold secrets, and stay out of the record."""
@@ -52,7 +52,7 @@ class Daemon(NamedTuple):
 def find_daemons(name: str, conf: str = "") -> list[Daemon]:
     """Return the daemons of this name that this user may signal; those of this $SLURM_CONF."""
     found = []
-    for pid in sorted(int(one) for one in os.listdir("/proc") if one.isdigit()):
+    for pid in all_pids():
         with suppress(OSError):
             argv = words_of(pid)
             if argv[0].rpartition("/")[2] != name:
@@ -78,13 +78,11 @@ def _program(pid: int, name: str, path: str | None) -> str:
 def steps_of(node: str, conf: str) -> list[tuple[int, int]]:
     """Return the processes of all jobs of a node on this host: their environment names no other node or slurm.conf."""
     found = set[int]()
-    for pid in (int(one) for one in os.listdir("/proc") if one.isdigit()):
-        with suppress(OSError):
-            is_step = words_of(pid)[0].partition(" ")[0].rpartition("/")[2].startswith("slurmstepd")
-            named = environ_of(pid)
-            is_here = named.get("SLURMD_NODENAME", node) == node and named.get("SLURM_CONF", "") == conf
-            if is_step and is_here:
-                found |= {pid, *descendants(pid)}
+    for pid in all_pids():
+        named = environ_of(pid)
+        is_here = named.get("SLURMD_NODENAME", node) == node and named.get("SLURM_CONF", "") == conf
+        if named and is_here and words_of(pid)[0].partition(" ")[0].rpartition("/")[2].startswith("slurmstepd"):
+            found |= {pid, *descendants(pid)}
     return [(pid, start_ticks(pid) or 0) for pid in sorted(found)]
 
 

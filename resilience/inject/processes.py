@@ -52,15 +52,12 @@ class Process(NamedTuple):
 def of_job(job: str) -> list[Process]:
     """Return the processes of a job on this node that this user may signal, without this one and its children."""
     found, workers = [], set[int]()
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208
-        with suppress(OSError):
-            environ = environ_of(pid)
-            if is_elsewhere(environ, os.environ):
-                continue
-            if environ.get("SLURM_JOB_ID") == job and os.stat(f"/proc/{pid}").st_uid == os.geteuid():  # noqa: PTH116
-                found.append(_process(pid, environ))
-                if "LOCAL_RANK" in environ:
-                    workers.add(pid)
+    for pid in all_pids():
+        environ = environ_of(pid)
+        if environ.get("SLURM_JOB_ID") == job and not is_elsewhere(environ, os.environ) and is_own(pid):
+            found.append(_process(pid, environ))
+            if "LOCAL_RANK" in environ:
+                workers.add(pid)
     if workers:  # of a launcher such as torchrun, which has the number of its own task
         found = [one if one.pid in workers else one._replace(rank=-1) for one in found]
     own = {os.getpid()}
@@ -79,19 +76,32 @@ def _is_below(one: Process, own: set[int]) -> bool:
     return False
 
 
+def all_pids() -> list[int]:
+    """Return the processes of this host."""
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
+
+
+def is_own(pid: int) -> bool:
+    """Return whether a process is this user's."""
+    with suppress(OSError):
+        return os.stat(f"/proc/{pid}").st_uid == os.geteuid()  # noqa: PTH116
+    return False
+
+
 def environ_of(pid: int) -> dict[str, str]:
-    """Return the environment that a process was started with. Raise OSError if it is not this user's to see."""
-    return {name: value for name, _, value in (word.partition("=") for word in _words(pid, "environ"))}
+    """Return the environment that a process was started with; empty if it is not this user's to see."""
+    return {name: value for name, _, value in (word.partition("=") for word in _words(pid, "environ")) if name}
 
 
 def words_of(pid: int) -> list[str]:
-    """Return the command line of a process. Raise OSError if there is none."""
+    """Return the command line of a process; an empty word if there is none."""
     return _words(pid, "cmdline")
 
 
 def _words(pid: int, name: str) -> list[str]:
-    with open(f"/proc/{pid}/{name}", "rb") as file:
+    with suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
         return file.read().decode("utf-8", "replace").rstrip("\0").split("\0")
+    return [""]
 
 
 def _process(pid: int, environ: Mapping[str, str]) -> Process:

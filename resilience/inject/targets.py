@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from resilience.base.processes import start_ticks
 from resilience.errors import NoSuchJob, ResilError, UsageError
 from resilience.inject import Scene
 from resilience.inject.hosts import ask, hosts_of, place_of
-from resilience.inject.processes import Process, answer, is_helper, ranks_in, tree_of
+from resilience.inject.processes import Process, answer, is_helper, is_own, ranks_in, tree_of
 from resilience.messages import plural
 from resilience.ranks.beats import NodeBeat
 from resilience.ranks.collect import running_beats
@@ -85,7 +84,7 @@ def look_at_processes(settings: TargetSettings, scene: Scene) -> dict[str, Any]:
     if not place.is_slurm:  # also of a training that somebody has started without a job
         known = {one.pid for one in processes[host]}
         for rank, (_, pid) in ranks.items():
-            if pid not in known and (ticks := start_ticks(pid)) and _is_own(pid):
+            if pid not in known and (ticks := start_ticks(pid)) and is_own(pid):
                 processes[host].append(Process(pid, ticks, 0, rank, -1, True, "rank"))
     return {
         "run": directory.run,
@@ -106,18 +105,12 @@ def _check_one(settings: TargetSettings) -> None:
         raise UsageError(what, hint="one of --rank N, --step, --node NAME and --batch")
 
 
-def _is_own(pid: int) -> bool:
-    with suppress(OSError):
-        return os.stat(f"/proc/{pid}").st_uid == os.geteuid()  # noqa: PTH116
-    return False
-
-
 def choose(settings: TargetSettings, seen: Mapping[str, Any]) -> Target:
     """Return the processes that are meant. Raise UsageError if there are none. Pure."""
     processes = {host: [Process(*one) for one in some] for host, some in seen["processes"].items()}
     roots = _roots(processes, seen["beats"])
     job = f" of job {seen['job']}" if seen["job"] else f" of run {seen['run']}"
-    guarded = tuple(sorted(rank for rank in map(int, seen["beats"])))
+    guarded = tuple(sorted(map(int, seen["beats"])))
     if settings.batch:
         shell = _batch_shell(processes.get(seen["batch_host"], []))
         if shell is None:
@@ -152,14 +145,10 @@ def _roots(
     processes: Mapping[str, Sequence[Process]], beats: Mapping[str, Sequence[Any]]
 ) -> dict[int, tuple[str, Process]]:
     """Return host and process of each rank: as the guards tell, else as environments do."""
-    roots = {rank: (host, one) for host, some in processes.items() for rank, one in ranks_in(some).items()}
-    if beats:
-        roots = {}
-    for rank, (host, pid) in beats.items():
-        found = next((one for one in processes.get(host, ()) if one.pid == pid), None)
-        if found is not None:
-            roots[int(rank)] = (host, found)
-    return roots
+    if not beats:
+        return {rank: (host, one) for host, some in processes.items() for rank, one in ranks_in(some).items()}
+    by_pid = {(host, one.pid): one for host, some in processes.items() for one in some}
+    return {int(rank): (host, by_pid[host, pid]) for rank, (host, pid) in beats.items() if (host, pid) in by_pid}
 
 
 def _batch_shell(processes: Sequence[Process]) -> Process | None:

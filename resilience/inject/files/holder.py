@@ -27,6 +27,7 @@ from resilience.inject.files.behaviour import Behaviour
 from resilience.inject.files.disk import Disk
 from resilience.inject.files.passthrough import Passthrough
 from resilience.inject.holding import ENDS, READY, close_outputs, guarded, say
+from resilience.inject.processes import all_pids, is_own, words_of
 
 STOP_S = 20.0
 """How long a holder may take to undo a fault; then it is killed."""
@@ -96,14 +97,7 @@ def stop(name: str, how: str, directory: Path, control: Path | None) -> None:
 
 def holders(name: str) -> list[int]:
     """Return the processes of this user that hold a fault: a guardian and a holder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdigit() and entry.stat().st_uid == os.geteuid():
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                if name.encode() in words and MODULE.encode() in words:
-                    found.append(int(entry.name))
-    return found
+    return [pid for pid in all_pids() if {name, MODULE} <= set(words_of(pid)) and is_own(pid)]
 
 
 def _signal(pid: int, number: int) -> None:
