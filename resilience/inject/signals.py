@@ -135,10 +135,10 @@ def _answer(directory: RunDirectory, name: str, rank: int) -> dict[str, Any] | N
 
 
 def forget_answers(state: Mapping[str, Any], scene: Scene) -> None:
-    """Remove what the guards have answered."""
-    for rank in state.get("guarded", ()):
+    """Remove what guards, and those who stopped processes, have answered."""
+    for name in (*state.get("guarded", ()), *state["pids"]):
         with suppress(OSError):
-            (scene.directory.path / layout.INJECTIONS / f"{scene.id}.{rank}").unlink()
+            _record(scene).with_name(f"{scene.id}.{name}").unlink()
 
 
 def stop_processes(state: Mapping[str, Any], scene: Scene) -> dict[str, Any]:
@@ -160,19 +160,22 @@ def continue_processes(state: Mapping[str, Any], scene: Scene) -> None:
 
     Raise ResilError if a node does not answer although the attempt lives: a job that was requeued may have other nodes.
     """
-    answers = {_record(scene).with_name(f"{scene.id}.{host}") for host in state["pids"]}
     until = time.monotonic() + (HOLDER_S if "client" in state else 0.0)
-    while not answers <= set(_record(scene).parent.iterdir()):
-        if time.monotonic() >= until:
-            try:
-                signal_processes(signal.SIGCONT, state, scene)
-            except ProbeError:
-                if not is_over(scene, state):
-                    raise
-            break
+    while not (have_answered := _have_answered(state, scene)) and time.monotonic() < until:
         time.sleep(POLL_S)
-    for answer in answers:
-        answer.unlink(missing_ok=True)
+    try:
+        if not have_answered:
+            signal_processes(signal.SIGCONT, state, scene)
+    except ProbeError:
+        if not is_over(scene, state):
+            raise
+    forget_answers(state, scene)
+
+
+def _have_answered(state: Mapping[str, Any], scene: Scene) -> bool:
+    with suppress(OSError):  # a run directory that cannot be read has no answers
+        return {f"{scene.id}.{host}" for host in state["pids"]} <= {one.name for one in _record(scene).parent.iterdir()}
+    return False
 
 
 def _record(scene: Scene) -> Path:
