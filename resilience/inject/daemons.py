@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from resilience.base.processes import descendants, is_same, start_ticks
 from resilience.errors import ResilError
-from resilience.inject.processes import all_pids, environ_of, send, words_of
+from resilience.inject.holding import send
+from resilience.inject.processes import all_pids, environ_of, words_of
 
 KEPT = ("SLURM_CONF", "PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TZ")
 """Variables of a daemon with which it is started again; others may hold secrets, and stay out of the record."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from resilience.base.processes import is_same
 from resilience.errors import ResilError
 
 READY = "ready"
@@ -96,3 +97,20 @@ def close_outputs() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)
+
+
+def send(number: int, pids: Sequence[Sequence[int]]) -> dict[str, list[int]]:
+    """Send a signal to processes, each given by pid and start; return the pids that got it, and those that are gone."""
+    sent, gone, refused = list[int](), list[int](), list[int]()
+    for pid, ticks in pids:
+        if not is_same(pid, ticks):
+            gone.append(pid)
+            continue
+        try:
+            os.kill(pid, number)
+            sent.append(pid)
+        except ProcessLookupError:
+            gone.append(pid)
+        except PermissionError:
+            refused.append(pid)
+    return {"sent": sent, "gone": gone, "refused": refused}

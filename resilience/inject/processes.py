@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from resilience.base.processes import is_alive, is_same, parent_of, start_ticks
+from resilience.base.processes import is_alive, parent_of, start_ticks
+from resilience.inject.holding import send
 from resilience.inject.hosts import serve
 from resilience.messages import cut
 
@@ -155,23 +156,6 @@ def tree_of(one: Process, processes: Sequence[Process]) -> list[Process]:
         if other.parent in {each.pid for each in found} and other not in found and not is_helper(other):
             found.append(other)
     return found
-
-
-def send(number: int, pids: Sequence[Sequence[int]]) -> dict[str, list[int]]:
-    """Send a signal to processes, each given by pid and start; return the pids that got it, and those that are gone."""
-    sent, gone, refused = list[int](), list[int](), list[int]()
-    for pid, ticks in pids:
-        if not is_same(pid, ticks):
-            gone.append(pid)
-            continue
-        try:
-            os.kill(pid, number)
-            sent.append(pid)
-        except ProcessLookupError:
-            gone.append(pid)
-        except PermissionError:
-            refused.append(pid)
-    return {"sent": sent, "gone": gone, "refused": refused}
 
 
 def answer(order: Mapping[str, Any]) -> dict[str, Any]:

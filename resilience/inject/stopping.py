@@ -22,11 +22,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from resilience.base.files import replace_file
-from resilience.errors import ResilError
-from resilience.inject.holding import ENDS, READY, guarded, say
-from resilience.inject.processes import send
-from resilience.system.files import read_regular
+from resilience.base.files import read_regular, replace_file
+from resilience.inject.holding import ENDS, READY, guarded, say, send
 
 MODULE = "resilience.inject.stopping"
 LOOK_S = 0.2
@@ -78,8 +75,8 @@ def _wait(record: Path, end: float, pids: Sequence[Sequence[int]], factor: float
         looked = now
         if select.select([0], [], [], 0)[0] and not os.read(0, 4096):
             return
-        with suppress(ResilError, ValueError):
-            found = read_regular(record)
+        with suppress(OSError, ValueError):
+            found = read_regular(record, limit_bytes=2**22)
             if found is None or json.loads(found[0])["how"]:
                 return
 

@@ -85,7 +85,7 @@ def test_a_stopped_process_goes_on_although_the_run_directory_hangs(
     read, write = os.pipe()
     with os.fdopen(write, "w"):
         monkeypatch.setattr(stopping, "LATE_S", 0.0)
-        monkeypatch.setattr(stopping, "read_regular", lambda _: os.read(read, 1))
+        monkeypatch.setattr(stopping, "read_regular", lambda *_, **__: os.read(read, 1))
         victim = subprocess.Popen(["sleep", "600"])
         order = {"record": str(tmp_path / "stop-1.json"), "left_s": 0.5, "factor": 0.0,
                  "pids": {"n1": [[victim.pid, start_ticks(victim.pid)]]}}  # fmt: skip

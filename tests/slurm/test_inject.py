@@ -17,7 +17,7 @@ import pytest
 
 from resilience.base.processes import is_same, state_of
 from resilience.inject.daemons import find_daemons
-from resilience.inject.processes import send
+from resilience.inject.holding import send
 from resilience.runs.injections import read_injections
 from resilience.runs.run_directory import RunDirectory
 from tests.lab.slurm.cluster import Cluster

@@ -21,7 +21,7 @@ from resilience.base.processes import descendants, start_ticks
 from resilience.errors import UsageError
 from resilience.inject import Plan, Scene, slurm_command
 from resilience.inject.daemons import end, find_daemons, start_again, steps_of
-from resilience.inject.processes import send
+from resilience.inject.holding import send
 from resilience.inject.signals import continue_processes, stop_processes
 from resilience.quantities import format_duration
 from resilience.runs.injected import set_injected, unset_injected
