@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import pytest
@@ -182,7 +182,8 @@ class AdministratorRun(ClusterRun):
 def kill_all(run: ClusterRun, pattern: str) -> None:
     """Kill the processes with such a command line: an srun has a child."""
     for pid in run.cluster.run(["pgrep", "-f", pattern], run.user).stdout.split():
-        os.kill(int(pid), signal.SIGKILL)
+        with suppress(ProcessLookupError):  # one ends with another
+            os.kill(int(pid), signal.SIGKILL)
 
 
 KILL_BOTH = "kill what stopped it"
