@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from resilience.base.mounts import Mount, current_mounts, parse_mountinfo
@@ -20,7 +21,7 @@ TYPE = "fuse.resil"
 """The type of our mounts in /proc/self/mountinfo: `mount -t fuse.resil` lists them."""
 
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
-_MNT_DETACH = 2
+_MNT_DETACH, _CLONE_NEWNS = 2, 0x20000
 _FUSERMOUNT_S = 20.0
 
 
@@ -60,6 +61,7 @@ def unmount(directory: Path, name: str) -> None:
             _detach(directory, name)
         except OSError as error:
             raise ResilError(f"cannot unmount {directory}: {error.strerror}", hint=_by_hand(directory)) from None
+        _unmount_elsewhere(name)
         return
     done = _run([fusermount() or "fusermount3", "-u", "-z", "--", str(directory)])
     if done:
@@ -75,7 +77,7 @@ def mounted_at(directory: Path, mounts: Iterable[Mount], name: str = "") -> Moun
 def _mount(directory: Path, name: str, read_only: bool) -> int:
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     mode = stat.S_IFMT(directory.stat().st_mode)
-    data = f"fd={device},rootmode={mode:o},user_id=0,group_id=0"
+    data = f"fd={device},rootmode={mode:o},user_id=0,group_id=0,allow_other"
     libc = ctypes.CDLL(None, use_errno=True)
     flags = _MS_NOSUID | _MS_NODEV | (_MS_RDONLY if read_only else 0)
     if libc.mount(name.encode(), os.fsencode(directory), TYPE.encode(), flags, data.encode()) != 0:
@@ -111,22 +113,51 @@ def _fusermount(directory: Path, name: str, read_only: bool) -> int:
     raise ResilError(f"cannot mount over {directory}: {program} sent no descriptor")
 
 
-def _detach(directory: Path, name: str) -> None:
+def _unmount_elsewhere(name: str) -> None:
+    """Unmount it in the mount namespaces that were made meanwhile, of containers and services: they have copied it.
+
+    Where this is not permitted, or fails, the server goes on for them.
+    """
+    done = {os.readlink("/proc/self/ns/mnt")}  # noqa: PTH115 - no path
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            text = os.fsdecode((process / "mountinfo").read_bytes())
+            for mount in parse_mountinfo(text) if name in text else ():
+                namespace = os.readlink(process / "ns/mnt")  # noqa: PTH115
+                if mount.type == TYPE and mount.source == name and namespace not in done:
+                    done.add(namespace)
+                    _detach_in(process / "ns/mnt", Path(mount.point), name)
+
+
+def _detach(directory: Path, name: str, proc: str = "/proc/self") -> None:
     """Unmount what this process sees there if it is the file system of this name. By a descriptor: by the path another
-    process may have been faster, and the file system below would go."""
+    process may have been faster, and the file system below would go. `proc`: this process in /proc."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        with open(f"/proc/self/fdinfo/{descriptor}") as file:
+        with open(f"{proc}/fdinfo/{descriptor}") as file:
             number = next(line.split()[1] for line in file if line.startswith("mnt_id:"))
-        with open("/proc/self/mountinfo") as file:
+        with open(f"{proc}/mountinfo") as file:
             here = parse_mountinfo("".join(line for line in file if line.split()[0] == number))
         libc = ctypes.CDLL(None, use_errno=True)
         is_ours = any(mount.type == TYPE and mount.source == name for mount in here)
-        failed = is_ours and libc.umount2(f"/proc/self/fd/{descriptor}".encode(), _MNT_DETACH) != 0
+        failed = is_ours and libc.umount2(f"{proc}/fd/{descriptor}".encode(), _MNT_DETACH) != 0
         if failed and (code := ctypes.get_errno()) != errno.EINVAL:  # that is: another process was faster
             raise OSError(code, os.strerror(code))
     finally:
         os.close(descriptor)
+
+
+def _detach_in(namespace: Path, directory: Path, name: str) -> None:
+    """Do that in another mount namespace, by a child: its /proc may be another one."""
+    child = os.fork()
+    if child == 0:
+        with suppress(OSError):
+            own, there = os.open("/proc/self", os.O_PATH), os.open(namespace, os.O_RDONLY)
+            if ctypes.CDLL(None).setns(there, _CLONE_NEWNS) == 0:
+                os.fchdir(own)
+                _detach(directory, name, ".")
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def _run(argv: list[str], *, env: dict[str, str] | None = None, keep: int | None = None) -> str:

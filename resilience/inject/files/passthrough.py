@@ -4,7 +4,7 @@ Standard library only. The protocol is that of linux/fuse.h, release 7.31, spoke
 layouts have the names from there. A node is an O_PATH descriptor of the real inode, so that hard links, renames and
 files without a name stay what they are; nothing is remembered about names and attributes (time-outs of 0), so that
 other nodes of a shared file system are seen at once. Locks are kept by the kernel: they hold among the processes of
-this host. Only the user who has mounted it may ask (mount(8), allow_other), and the server acts as that user.
+this host. The server acts as whoever asks: permissions and owners of new files are those of the real file system.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import platform
 import stat
 import struct
 import threading
@@ -26,7 +27,7 @@ THREADS = 16
 """So many operations are under way at once; a slow disk is slow for everybody, but not one after the other."""
 
 _MAX_WRITE = 2**20
-_IN = struct.Struct("=IIQQ16x")  # len opcode unique nodeid
+_IN = struct.Struct("=IIQQIII4x")  # len opcode unique nodeid uid gid pid
 _OUT = struct.Struct("=IiQ")  # len error unique
 _ATTR = struct.Struct("=QQQQQQIIIIIIIIII")
 _ENTRY = struct.Struct("=QQQQII")  # nodeid generation entry_valid attr_valid and their nanoseconds
@@ -40,6 +41,8 @@ _FATTR_MODE, _FATTR_UID, _FATTR_GID, _FATTR_SIZE, _FATTR_FH = 1, 2, 4, 8, 64
 _FATTR_ATIME, _FATTR_MTIME, _FATTR_ATIME_NOW, _FATTR_MTIME_NOW = 16, 32, 128, 256
 _UTIME_NOW, _UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2  # utimensat(2)
 _AT_FDCWD = -100
+_SETGROUPS = {"x86_64": 116, "aarch64": 159}.get(platform.machine())
+"""The number of the system call: it changes one thread, the function of the C library all of them."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -55,6 +58,8 @@ class Passthrough:
         self._ids: dict[tuple[int, int], int] = {_identity(os.fstat(real)): 1}
         self._last = 1
         self._listings: dict[int, list[tuple[bytes, int, int]]] = {}
+        self._thread = threading.local()
+        self._me = (os.geteuid(), os.getegid())
 
     def start(self) -> list[threading.Thread]:
         """Start the threads that serve; they end when the kernel has let go of the file system."""
@@ -73,7 +78,7 @@ class Passthrough:
                 if error.errno in (errno.ENOENT, errno.EINTR, errno.EAGAIN):  # the operation was interrupted
                     continue
                 return  # ENODEV: unmounted, and the last file is closed
-            _, opcode, unique, node = _IN.unpack_from(buffer)
+            _, opcode, unique, node, uid, gid, pid = _IN.unpack_from(buffer)
             name, kind = _OPERATIONS.get(opcode, ("", ""))
             body = view[_IN.size : size]
             answer: int | bytes | None
@@ -81,6 +86,7 @@ class Passthrough:
                 if not name:
                     raise OSError(errno.ENOSYS, "")
                 self._disk.refuse(kind)
+                self._as(uid, gid, pid)
                 answer = getattr(self, name)(node, body)
             except OSError as error:
                 answer = -(error.errno or errno.EIO)
@@ -93,6 +99,20 @@ class Passthrough:
         error, data = (answer, b"") if isinstance(answer, int) else (0, answer or b"")
         with suppress(OSError):  # ENOENT: the asker was killed meanwhile
             os.writev(self._device, [_OUT.pack(_OUT.size + len(data), error, unique), data])
+
+    # Who asks
+
+    def _as(self, uid: int, gid: int, pid: int) -> None:
+        """Act as the asker from here on (setfsuid(2) is of a thread). Only root can; others serve only themselves."""
+        if self._me[0] != 0 or getattr(self._thread, "who", self._me) == (uid, gid) == self._me:
+            return
+        _libc.setfsuid(0)  # with its rights, so that the groups can be changed
+        if _SETGROUPS is not None:
+            groups = _groups_of(pid)
+            _libc.syscall(_SETGROUPS, len(groups), (ctypes.c_uint32 * len(groups))(*groups))
+        _libc.setfsgid(gid)
+        _libc.setfsuid(uid)
+        self._thread.who = (uid, gid)
 
     # Nodes
 
@@ -354,6 +374,14 @@ def _type(entry: os.DirEntry[str]) -> int:
             return 10
         return 4 if entry.is_dir(follow_symlinks=False) else 8 if entry.is_file(follow_symlinks=False) else 0
     return 0
+
+
+def _groups_of(pid: int) -> list[int]:
+    with suppress(OSError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("Groups:"):
+                return [int(group) for group in line.split()[1:]]
+    return []
 
 
 def _check(result: int) -> None:

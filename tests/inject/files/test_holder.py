@@ -223,6 +223,21 @@ def test_the_library_goes_by_the_file_of_the_moment_and_no_longer_than_it_says(t
 
 
 @needs_mount
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
+def test_a_fault_is_undone_in_a_mount_namespace_that_was_made_meanwhile(tmp_path: Path) -> None:
+    with faulty(tmp_path, behaviour.stale()) as server:
+        container = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", "echo in; read line"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert container.stdin is not None and container.stdout is not None
+        assert container.stdout.readline() == b"in\n"
+        server.undo()
+        assert server.guardian.wait(30) == 0, "nothing has the file system any more"
+        assert server.name.encode() not in Path(f"/proc/{container.pid}/mountinfo").read_bytes()
+        container.communicate(b"\n")
+
+
+@needs_mount
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs, which needs root")
 def test_an_unmount_that_comes_too_late_leaves_the_disk_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with small_disk(tmp_path / "scratch") as disk:
