@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from resilience.inject.daemons import end, find_daemons
-from resilience.inject.processes import send
+from resilience.inject.holding import send
 
 REPOSITORY = Path(__file__).parents[2]
 AGAIN = "import json, sys; from resilience.inject.daemons import start_again; start_again(json.loads(sys.argv[1]))"

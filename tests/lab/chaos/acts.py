@@ -42,7 +42,6 @@ def lose_slurmd(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
 
 def hang_controller(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
     """Let the training fail while slurmctld is not there."""
-    run.wait_for_batch_shell()
     run.cluster.stop_controller()
     try:
         run.answer(fault, LOST)
@@ -55,8 +54,7 @@ def real_controller(how: str) -> Act:
     """The same, as an administrator does it."""
 
     def act(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
-        run.wait_for_batch_shell()
-        words = ("scheduler", how, "--real", "--for", "10m")
+            words = ("scheduler", how, "--real", "--for", "10m")
         _inject(*words, ends_with_attempt=True, word=LOST)(run, fault, node, job)
         run.cluster.adopt("slurmctld")
 

@@ -229,11 +229,6 @@ class ChaosRun(TrainingRun):
             if time.monotonic() > deadline:
                 raise Waited(f"resil inject {' '.join(words)}: {said}{rest}")
 
-    def wait_for_batch_shell(self) -> None:
-        """Wait until no batch shell is stopped: it goes on through srun, which needs slurmctld."""
-        stops = [one for one in self.injectors if "--batch" in str(one.args)]
-        self.until(lambda: all(one.poll() is not None for one in stops), "the batch shell to go on")
-
     def end_injections(self) -> list[str]:
         """End what is still on, as Ctrl-C does; return what stays on."""
         for injector in self.injectors:
