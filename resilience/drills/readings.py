@@ -96,6 +96,10 @@ class Readings:
         except FileNotFoundError:
             return []
 
+    def wrote_output(self) -> bool:
+        """Return whether the training has written below RESIL_DRILL_DIR."""
+        return any(names for _, _, names in os.walk(self._scratch / "output"))
+
     def set_aside(self) -> list[str]:
         """Return the names of the checkpoints that an attempt has refused."""
         if self.store is not None and self._facts.is_own_store:

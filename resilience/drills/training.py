@@ -88,7 +88,7 @@ class Training:
         self._watch: Watchdogs | None = None
         self._told: dict[str, float] = {}
         self._running: Running | None = None
-        self.is_blind = False
+        self.is_blind = self._is_store_needed = False
 
     # ---- what is done with it ----------------------------------------------------------------------------------------
 
@@ -124,11 +124,12 @@ class Training:
         self.until(is_saved, "the save that the drill asked for", max(SAVE_S, SLOW_SAVE * self.step_s))
         durable = self.readings.durable() or 0
         store = self.readings.store
-        if store is not None and self.facts.is_own_store and not self.readings.checkpoints():
+        is_elsewhere = self._is_store_needed or not self.readings.wrote_output()
+        if store is not None and self.facts.is_own_store and not self.readings.checkpoints() and is_elsewhere:
             raise CouldNotLook(
                 f"step {durable} was saved, and not in {store.path}, where the drill wants it: the training saves in a "
                 "place of its own",
-                hint="save with Store.from_env(), or name $RESIL_DRILL_DIR in the command",
+                hint="save with Store.from_env()" + ("" if self._is_store_needed else ", or below $RESIL_DRILL_DIR"),
             )
         self.say(f"saved at step {durable}")
         return durable
@@ -167,6 +168,7 @@ class Training:
 
     def need_store(self) -> None:
         """Raise CouldNotLook unless the training saves with a Store whose directory resil knows."""
+        self._is_store_needed = True
         if self.readings.store is None:
             raise CouldNotLook("[checkpoints] path is not set: resil does not know the checkpoints")
         if not self.facts.is_own_store:

@@ -102,6 +102,20 @@ def test_a_training_that_does_something_wrong_gets_the_verdict_that_it_deserves(
 
 @pytest.mark.soak
 @SOAK
+def test_a_loop_that_saves_below_the_directory_of_the_drill_is_drilled_except_where_a_store_is_needed(
+    shell: Shell,
+) -> None:
+    prepare(shell)
+    own = TRAIN.replace("Store.from_env()", 'Store(os.environ["RESIL_DRILL_DIR"] + "/own")')
+    (shell.directory / "train.py").write_text(own)
+    done = shell.resil("drill", "kill-rank", "corrupt-checkpoint", "--json")
+    killed, corrupt = json.loads(done.stdout)["drills"]
+    assert killed["outcome"] == "PASS" and killed["measured"]["resumed_at"] > 0, killed
+    assert corrupt["outcome"] == "UNKNOWN" and "place of its own" in corrupt["reason"], corrupt
+
+
+@pytest.mark.soak
+@SOAK
 def test_a_training_without_a_guard_is_given_up_before_the_limit(shell: Shell) -> None:
     prepare(shell)
     (shell.directory / "train.py").write_text("import time\nprint('step 1')\ntime.sleep(900)\n")
