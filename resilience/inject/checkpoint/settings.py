@@ -117,9 +117,7 @@ def _check_mode(one: AlterationSettings) -> None:
         ("scaling-factor", one.scaling_factor is not None, "scaling_factor"),
     ):
         if is_given and of != mode:
-            raise UsageError(
-                f"{names} belong to the mode {of}, and the mode is {mode}", hint="give what one mode needs"
-            )
+            raise UsageError(f"only the mode {of} has {names}, and the mode is {mode}", hint="give what one mode needs")
     if mode == "bit-mask" and (set(one.bit_mask) - {"0", "1"} or "1" not in one.bit_mask):
         raise UsageError(f"bit_mask = {one.bit_mask!r} changes no bit", hint="ones and zeros: bit_mask = 101101")
     if mode == "scaling-factor" and (one.scaling_factor is None or not math.isfinite(one.scaling_factor)):
