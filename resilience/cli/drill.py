@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, duration_s, open_project, single_command
+from resilience.cli.options import (
+    ConfigOption,
+    JsonOption,
+    SchedulerOption,
+    completion,
+    duration_s,
+    open_project,
+    single_command,
+)
 from resilience.cli.output import chosen, folded, handled, paint, print_json, print_table, say
 from resilience.errors import EX_TEMPFAIL, UsageError
 from resilience.quantities import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from resilience.drills.rehearse import Result
     from resilience.drills.words import Facts, Seen
@@ -29,11 +37,24 @@ LIMIT, LEAST_S = "30m", 30.0
 _COLOURS = {"PASS": "green", "FAIL": "red", "UNKNOWN": "yellow"}
 
 
+@completion
+def complete_drills() -> Iterable[str]:
+    """Return the names of drills."""
+    from resilience.drills.rehearse import names
+
+    return names()
+
+
 @single_command(EPILOG)
 def drill(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Drills, such as kill-rank. Default: --plan.", show_default=False),
+        typer.Argument(
+            metavar="[NAME]...",
+            help="Drills, such as kill-rank. Default: --plan.",
+            show_default=False,
+            autocompletion=complete_drills,
+        ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", "-a", help="Make every drill, one after another.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would happen, by the settings.")] = False,

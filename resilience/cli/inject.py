@@ -19,6 +19,7 @@ from resilience.cli.options import (
     JsonOption,
     ascii_numbers,
     complete_runs,
+    completion,
     duration_s,
     open_project,
 )
@@ -113,7 +114,10 @@ def _command_of(name: str, fault: Any) -> Any:
     parameters = []
     if fault.argument:
         help_text = next(option.help for option in options if option.field == fault.argument)
-        argument = typer.Argument(metavar=fault.argument.upper(), show_default=False, help=help_text)
+        argument = typer.Argument(
+            metavar=fault.argument.upper(), show_default=False, help=help_text,
+            autocompletion=completion(lambda: getattr(fault, "choices", ())),
+        )  # fmt: skip
         parameters.append(parameter(f"field_{fault.argument}", Annotated[str, argument]))
         options = [option for option in options if option.field != fault.argument]
     run = typer.Argument(

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from resilience.cli.options import ConfigOption, JsonOption, RunOrAllArgument, open_project
+from resilience.cli.options import ConfigOption, JsonOption, RunOrAllArgument, completion, open_project
 from resilience.cli.output import clean, print_json, print_table
 from resilience.errors import NoSuchJob, ResilError, UsageError
 from resilience.quantities import format_duration
 from resilience.system.ports import SystemClock
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from resilience.runs.injections import Injection
 
 listing = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -53,10 +55,21 @@ def _state(one: Injection, now: float) -> str:
     return f"on, {format_duration(max(0.0, (one.until or now) - now))} left"
 
 
+@completion
+def complete_ids() -> Iterable[str]:
+    """Return the ids of faults that are on."""
+    from resilience.runs.injections import read_injections
+
+    return [one.id for directory in open_project().runs() for one in read_injections(directory) if one.is_on]
+
+
 @undoing.command(epilog="Examples: resil inject undo kill-3fa2; resil inject undo --all")
 def undo_injections(
     name: Annotated[
-        str, typer.Argument(metavar="[ID]", help="The fault: see resil inject list.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="[ID]", help="The fault: see resil inject list.", show_default=False, autocompletion=complete_ids
+        ),
     ] = "",
     everything: Annotated[bool, typer.Option("--all", "-a", help="Undo all faults of all runs.")] = False,
     as_json: JsonOption = False,

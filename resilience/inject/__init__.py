@@ -68,7 +68,8 @@ class Fault(Protocol):
         length_s: how long the fault lasts without `--for`; 0 if it is over in a moment, and has no `--for`.
 
     Optional: `tend(state, scene)`, which the keeper calls while the fault is on; it does a part of the fault and
-    returns after how many seconds to call it again.
+    returns after how many seconds to call it again. `choices`: what the first positional argument may be, for the
+    completion of shells.
     """
 
     summary: str

@@ -8,6 +8,7 @@ import pytest
 
 from resilience.cli import options, runs
 from resilience.cli.options import complete_runs, complete_templates, open_project
+from resilience.runs.injections import Injection, create_injection
 from tests.lab.shell import Shell
 
 
@@ -19,6 +20,32 @@ def test_names_of_runs_and_templates_are_completed_without_asking_the_scheduler(
     assert complete_runs("") == ["gpt", "gpt2", "llama"]
     assert complete_templates("tor") == ["torchrun"]
     assert shell.fake.calls == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("drill k", ["kill-rank"]),
+        ("inject disk", ["disk-full"]),
+        ("inject undo ", ["stop-"]),
+        ("inject clock ", ["forward", "back"]),
+        ("inject scheduler l", ["lag", "lost-node"]),
+    ],
+)
+def test_what_breaks_a_run_is_completed_and_of_faults_those_that_are_on(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, typed: str, offered: list[str]
+) -> None:
+    shell.resil("submit")
+    run = shell.project.directory("gpt")
+    for one in (Injection(id="", fault="kill", ended=1.0), Injection(id="", fault="stop", until=2e9)):
+        create_injection(run, one)
+    monkeypatch.setenv("COMP_WORDS", f"resil {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split(" "))))
+    monkeypatch.setenv("_RESIL_COMPLETE", "complete_bash")
+    with pytest.raises(SystemExit):
+        shell.resil()
+    names = shell.capsys.readouterr().out.split()
+    assert [name[: len(one)] for name, one in zip(names, offered, strict=True)] == offered
 
 
 @pytest.mark.parametrize("trouble", ["settings", "state directory", "templates", "here", "home", "config"])

@@ -32,6 +32,7 @@ class ShiftClock:
     summary = "set the clock that resil sees forward or back"
     Settings = ClockSettings
     argument = "direction"
+    choices = ("forward", "back")
     example = "resil inject clock forward --by 2h --for 10m; resil inject clock back --by 10m"
     length_s = 60.0
 
@@ -42,7 +43,7 @@ class ShiftClock:
 
     def plan(self, settings: ClockSettings, seen: Mapping[str, Any]) -> Plan:
         """Plan the shift."""
-        if settings.direction not in ("forward", "back"):
+        if settings.direction not in self.choices:
             raise UsageError(f"{settings.direction!r} is no direction of a clock", hint="forward or back")
         if not settings.by_s:
             raise UsageError("a clock is shifted by some time", hint="--by 1h")

@@ -67,6 +67,7 @@ class SchedulerAnswers:
     summary = "make the scheduler hang, be down, write garbage, lag, or lose a node"
     Settings = SchedulerSettings
     argument = "fault"
+    choices = MODES
     example = (
         "resil inject scheduler hang --for 5m; resil inject scheduler lag --lag 2m; resil inject scheduler down --real"
     )
