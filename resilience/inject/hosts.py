@@ -57,7 +57,7 @@ def place_of(scene: Scene) -> Place:
 def hosts_of(scene: Scene, place: Place) -> list[str]:
     """Return the hosts of the training. Raise ResilError if the scheduler does not tell."""
     nodes = scene.project.scheduler("slurm").job(place.start).nodes if place.is_slurm else ""
-    return expand(nodes) if nodes else [place.host]
+    return sorted(expand(nodes)) if nodes else [place.host]
 
 
 def command(job: str, hosts: Sequence[str]) -> list[str]:

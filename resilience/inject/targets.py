@@ -91,6 +91,7 @@ def look_at_processes(settings: TargetSettings, scene: Scene) -> dict[str, Any]:
         "job": job,
         "attempt": place.attempt,
         "srun_job": srun_job,
+        "shown_job": str(place.start),
         "hosts": hosts,
         "batch_host": host,
         "beats": {str(rank): list(where) for rank, where in ranks.items()},
@@ -109,7 +110,7 @@ def choose(settings: TargetSettings, seen: Mapping[str, Any]) -> Target:
     """Return the processes that are meant. Raise UsageError if there are none. Pure."""
     processes = {host: [Process(*one) for one in some] for host, some in seen["processes"].items()}
     roots = _roots(processes, seen["beats"])
-    job = f" of job {seen['job']}" if seen["job"] else f" of run {seen['run']}"
+    job = f" of job {seen['shown_job']}" if seen["job"] else f" of run {seen['run']}"
     guarded = tuple(sorted(map(int, seen["beats"])))
     if settings.batch:
         shell = _batch_shell(processes.get(seen["batch_host"], []))

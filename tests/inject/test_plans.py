@@ -31,7 +31,7 @@ N1 += [process(12, 11, name="srun python train.py"), process(20, 2, 0, 0), proce
 N2 = [process(30, 3, 1, 0), process(31, 30, 1, 0, "python worker")]
 BEATS = {"0": ["n1", 20], "1": ["n2", 30]}
 SEEN = {
-    "run": "gpt", "job": "12", "attempt": 3, "srun_job": "12",
+    "run": "gpt", "job": "12", "shown_job": "12", "attempt": 3, "srun_job": "12",
     "hosts": ["n1", "n2"], "batch_host": "n1", "beats": BEATS, "processes": {"n1": N1, "n2": N2},
 }  # fmt: skip
 UNGUARDED = {**SEEN, "beats": {}}
@@ -45,6 +45,8 @@ def test_a_target_is_found_by_guards_or_by_environments(seen: dict[str, Any]) ->
     assert plan.state["pids"] == RANK_1 and plan.state["attempt"] == 3
     batch = stop.FAULT.plan(TargetSettings(batch=True), seen)
     assert batch.target == "the batch shell of job 12 (process 10 on n1)"
+    task = kill.FAULT.plan(kill.KillSettings(rank=1), {**seen, "job": "19", "shown_job": "12_3"})
+    assert task.target.startswith("rank 1 of job 12_3 (") and task.job == "19", "as resil status names it"
     node = kill.FAULT.plan(kill.KillSettings(node="n2"), seen)
     assert node.state["pids"] == {"n2": [(30, 1030), (31, 1031)]}
     step = kill.FAULT.plan(kill.KillSettings(step=True), seen)

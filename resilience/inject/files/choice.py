@@ -23,7 +23,7 @@ MEANS = {
 _WORDS = {LOOK: "names and attributes", READ: "reads", WRITE: "writes", SYNC: "fsync", CHANGE: "changes"}
 
 
-_NOT_STARTED = "the training was not started by `resil inject preload -- COMMAND`"
+_NOT_STARTED = "no training runs that was started by `resil inject preload -- COMMAND`"
 _NOT_FULL = "it only makes a full disk"
 
 

@@ -43,7 +43,7 @@ def test_a_node_that_permits_nothing_is_named_with_each_reason() -> None:
     for text in (
         "/ (ext4) is shared (on n2)",
         "Permission denied (on n2)",
-        "not started by `resil inject preload -- COMMAND`",
+        "no training runs that was started by `resil inject preload -- COMMAND`",
     ):
         assert text in str(caught.value)
 
