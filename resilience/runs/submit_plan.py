@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -421,6 +422,7 @@ def lint_facts(
         state_dir=str(project.loaded.state_dir),
         # Reported once, at the first submit of a run.
         state_dir_is_node_local=not directory.exists() and mount is not None and mount.is_node_local and not is_local,
+        shut_out=directory.group if directory.exists() and not directory.stat().st_mode & stat.S_IWGRP else "",
         max_array_size=_max_array_size(project, plan),
         measured_save_s=slowest_save_s(directory),
         stop_after_s=guard.stop_after if (guard := project.loaded.settings.guard) is not None else 0.0,

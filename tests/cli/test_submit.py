@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import grp
+import os
 import shlex
 from pathlib import Path
 
@@ -316,3 +318,15 @@ def test_a_treatment_that_does_not_exist_is_refused_before_anything_is_queued(sh
     shell.settings(SETTINGS + '[act.treatments]\nnetwork = "retyr"\n')
     said = shell.resil("submit")
     assert said.code == 2 and "did you mean retry?" in said.err and not shell.fake.records
+
+
+def test_a_group_that_comes_too_late_for_a_private_run_is_told_at_the_submit(shell: Shell) -> None:
+    group = grp.getgrgid(os.getegid()).gr_name
+    shell.settings(SETTINGS.replace("[run]\n", f'[run]\ngroup = "{group}"\n'))
+    assert "stays private" not in shell.resil("submit", "--run", "ours").err
+    assert "stays private" not in shell.resil("submit", "--run", "ours", "--force").err
+    shell.settings(SETTINGS)
+    shell.resil("submit", "--run", "mine")
+    shell.settings(SETTINGS.replace("[run]\n", f'[run]\ngroup = "{group}"\n'))
+    said = shell.resil("submit", "--run", "mine", "--force").err
+    assert f"run mine was first submitted without a group and stays private: group {group} cannot stop it" in said

@@ -51,6 +51,7 @@ class LintFacts:
         run_dir_owner: name of the run that the run directory already belongs to.
         state_dir: where run directories are kept.
         state_dir_is_node_local: whether other nodes cannot see it.
+        shut_out: the group of Unix that is to operate the run, and cannot, as its directory is private from before.
         max_array_size: MaxArraySize of the cluster; the largest index is one less.
         measured_save_s: how long the slowest save of this run took.
         stop_after_s: when the attempt is to end without a time limit ([guard] stop_after); 0: not at all.
@@ -65,6 +66,7 @@ class LintFacts:
     run_dir_owner: str = ""
     state_dir: str = ""
     state_dir_is_node_local: bool = False
+    shut_out: str = ""
     max_array_size: int | None = None
     measured_save_s: float | None = None
     stop_after_s: float = 0.0
@@ -273,6 +275,12 @@ def _directories(case: _Case) -> Iterator[LintFinding]:
         yield _warn(
             f"the state directory {case.facts.state_dir} is on a local disk of this machine: other nodes cannot see it",
             "set state_dir in resil.toml to a directory on the shared file system",
+        )
+    if case.facts.shut_out:
+        yield _warn(
+            f"run {case.facts.run} was first submitted without a group and stays private: group "
+            f"{case.facts.shut_out} cannot stop it",
+            "submit a new run for the group: --run NAME, in a state_dir that the group can enter",
         )
     owner = case.facts.run_dir_owner
     if owner and case.facts.run and owner != case.facts.run:
