@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from resilience.errors import UsageError
 from resilience.inject import Plan
 from resilience.inject.signals import ProcessFault, plan_by_guard, refuse_batch
 from resilience.inject.targets import TargetSettings
@@ -28,6 +29,8 @@ class LeakSettings(TargetSettings):
 def _plan(settings: LeakSettings, seen: Mapping[str, Any]) -> Plan:
     """Plan a leak by the guards."""
     refuse_batch("leak", settings, "resil inject leak --rank 0")
+    if not settings.rate_bytes or not settings.most_bytes:
+        raise UsageError("a leak of nothing is none", hint="for instance --rate 16M --most 1G")
     rate, most = format_bytes(settings.rate_bytes), format_bytes(settings.most_bytes)
     return plan_by_guard(
         "leak", settings, seen, does=f"takes {rate} of memory in each second, {most} at most", undoes="it is freed"

@@ -180,6 +180,10 @@ def _plan_local(settings: SchedulerSettings, seen: Mapping[str, Any], says: str)
     if settings.fault == "lost-node":
         if not seen["watchers"]:
             raise UsageError("the run has no running job, so no node can be lost", hint="see: resil status")
+        if settings.node and settings.node.partition(".")[0] != seen["host"].partition(".")[0]:
+            raise UsageError(
+                f"{settings.node} is no node of the embedded scheduler", hint=f"its only one: --node {seen['host']}"
+            )
         jobs = ", ".join(str(raw) for _, _, raw in seen["watchers"])
         return Plan(
             target=f"job {jobs} on {seen['host']}",
