@@ -21,6 +21,7 @@ from resilience.errors import ResilError, UsageError
 from resilience.inject import Fault, Plan, Scene, fault_plugins, typed, written
 from resilience.inject.holding import start_holders
 from resilience.runs.injections import (
+    NOT_STARTED,
     Injection,
     allows_injection,
     create_injection,
@@ -210,7 +211,7 @@ def inject(prepared: Prepared) -> Running:
             keep_injection(directory, injection)
     except BaseException as error:
         why = getattr(error, "message", "") or str(error) or type(error).__name__
-        _give_up(prepared, injection, keeper, f"it did not start: {why}")
+        _give_up(prepared, injection, keeper, f"{NOT_STARTED}: {why}")
         raise
     running = Running(prepared, injection, keeper)
     running.tell(ON)

@@ -30,6 +30,8 @@ from resilience.system.files import (
 LARGEST_BYTES = 4 * 2**20
 JOURNAL = f"{layout.JOURNAL}/inject.jsonl"
 BEGIN, END = "inject_begin", "inject_end"
+NOT_STARTED = "it did not start"
+"""How a fault ended that could not be started: `how` begins with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ def fold_injections(events: Iterable[Mapping[str, Any]]) -> tuple[Injection, ...
 
 def describe_injection(injection: Injection) -> str:
     """Return one sentence for reports: `kill: rank 3 of job 12 (process 4242 on node7)`. Pure."""
-    if injection.is_on:
-        return f"{injection.fault}: {injection.target} (still on)"
+    if injection.is_on or injection.how.startswith(NOT_STARTED):
+        return f"{injection.fault}: {injection.target} ({'still on' if injection.is_on else NOT_STARTED})"
     length = (injection.ended or injection.begun) - injection.begun
     return f"{injection.fault}: {injection.target}" + (f" for {length:.0f} s" if injection.until is not None else "")

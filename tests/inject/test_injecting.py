@@ -24,6 +24,7 @@ from resilience.inject.injecting import inject, prepare
 from resilience.runs.injected import set_injected
 from resilience.runs.injections import (
     Injection,
+    describe_injection,
     fold_injections,
     journalled,
     keep_injection,
@@ -168,6 +169,7 @@ def test_a_fault_that_fails_half_way_is_undone_and_says_why(shell: Shell) -> Non
     assert said.code == 1 and "no mark can be made" in said.err and not mark.exists()
     (one,) = read_injections(directory)
     assert not one.is_on and "did not start: no mark can be made" in one.how
+    assert [describe_injection(one) for one in journalled(directory)] == [f"big-mark: {mark} (it did not start)"]
 
 
 def test_an_interrupt_undoes_the_fault_before_the_command_ends(shell: Shell) -> None:
