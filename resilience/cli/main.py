@@ -24,7 +24,6 @@ COMMANDS: dict[str, CommandEntry] = {
     name: CommandEntry(f"resilience.cli.{home}", section, summary)
     for name, home, section, summary in (
         ("demo", "demo:app", "Start", "See a training crash, resume and finish, in about a minute."),
-        ("drill", "drill:drill", "Start", "Break your training on purpose, and see what happens."),
         ("init", "runs:init", "Start", "Write a commented resil.toml and the cron directory."),
         ("doctor", "doctor:doctor", "Start", "Check this cluster and report likely problems."),
         ("submit", "submit:submit", "Run", "Queue the run as a chain of jobs."),
@@ -51,6 +50,7 @@ COMMANDS: dict[str, CommandEntry] = {
         ("watch", "watch:app", "Watch", "Check for problems: full disks, dead queues, hung logs."),
         ("alert", "alert:app", "Watch", "See incidents, acknowledge, silence; test and flush alerts."),
         ("cron", "cron:app", "Watch", "Schedule commands where there is no cron."),
+        ("drill", "drill:drill", "Try", "Break your training on purpose, and see what happens."),
         ("inject", "inject:app", "Try", "Break a run or a checkpoint on purpose, and undo that."),
         ("templates", "runs:templates", "Look up", "List the sbatch templates, or show one."),
         ("config", "doctor:config", "Look up", "Check the settings, or show where each comes from."),
