@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from resilience.attempts.breaker import looked_at, with_decisions
 from resilience.attempts.classify import Evidence, classify
 from resilience.attempts.failure import Failure, FailureClass
-from resilience.attempts.ledger import TAIL_BYTES, evidence_of, kept_end, read_end, read_ledger
+from resilience.attempts.ledger import TAIL_BYTES, ended_attempts, evidence_of, kept_end, read_end, read_ledger
 from resilience.attempts.reconcile import records_of, with_state
 from resilience.errors import SchedulerError, UsageError
-from resilience.job import JobId
+from resilience.job import Job, JobId
 from resilience.runs.attempts import Attempt
 from resilience.runs.breaker_file import closings
-from resilience.runs.run_files import attempt_numbers, read_attempts
+from resilience.runs.run_files import attempt_numbers
 from resilience.runs.run_jobs import scheduler_of
 from resilience.runs.run_logs import logs_of, start_of_attempt
 from resilience.runs.submissions import read_intents
@@ -80,19 +80,22 @@ def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = No
 
     Raise UsageError if there is no such attempt.
     """
-    attempt = _attempt(directory, job)
+    attempt, last = _attempts(directory, job)
     notes: list[str] = []
     intents = read_intents(directory)
+    records: Mapping[int, Job] = {}
+    try:
+        records = records_of(project.scheduler(scheduler_of(intents)), directory, [attempt, last])
+    except SchedulerError as error:
+        notes.append(f"the scheduler was not asked: {error.message}")
+    attempt = last if last.number in records else attempt
     logs = logs_of(directory, start_of_attempt(attempt), intents)
     evidence = evidence_of(directory, attempt, notes)
     kept = kept_end(directory, attempt)
     if kept is not None and kept.state is not None:
         evidence = replace(evidence, state=kept.state)
-    try:
-        record = records_of(project.scheduler(scheduler_of(intents)), directory, [attempt]).get(attempt.number)
-        evidence = evidence if record is None else with_state(evidence, record)
-    except SchedulerError as error:
-        notes.append(f"the scheduler was not asked: {error.message}")
+    if attempt.number in records:
+        evidence = with_state(evidence, records[attempt.number])
     failure = classify(evidence) if kept is None or evidence.log else kept.failure
     if attempt.end is None and evidence.state is None:
         notes.append(f"attempt {attempt.number} has recorded no end: it may still run")
@@ -109,14 +112,15 @@ def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = No
     )  # fmt: skip
 
 
-def _attempt(directory: RunDirectory, job: JobId | None) -> Attempt:
-    attempts = read_attempts(directory)
+def _attempts(directory: RunDirectory, job: JobId | None) -> tuple[Attempt, Attempt]:
+    """Return the last attempt that is known to have ended, and the last; if none is known, the last twice."""
+    attempts = ended_attempts(directory)
     if job is not None:
-        attempts = tuple(one for one in attempts if str(job) in (one.label, str(one.job_id)))
+        attempts = [one for one in attempts if str(job) in (one.label, str(one.job_id))]
     if not attempts:
         of_job = f" of job {job}" if job is not None else ""
         raise UsageError(
             f"run {directory.run} has no attempt{of_job}",
             hint=f"find its log with resil logs {directory.run} --path, then: resil why LOG",
         )
-    return next((one for one in reversed(attempts) if one.end is not None), attempts[-1])
+    return next((one for one in reversed(attempts) if one.end is not None), attempts[-1]), attempts[-1]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from resilience.job import JobState
+from tests.lab.fakes import a_job
 from tests.lab.shell import Shell
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
@@ -52,6 +54,16 @@ def test_an_attempt_without_an_end_may_still_run(shell: Shell) -> None:
     assert "may still run" not in shell.resil("why").out
     (shell.run_dir / "attempts" / "0001.end").unlink()
     assert "\n  note: attempt 1 has recorded no end: it may still run\n" in shell.resil("why").out
+
+
+def test_of_attempts_that_wrote_no_end_those_that_are_over_by_others_have_ended(shell: Shell) -> None:
+    """A batch shell that was killed writes none: a later attempt says that it is over, or else the scheduler."""
+    start = 'job_id = 10{0}\nlabel = "101_{0}"\nrestart = 0\nhost = "n1"\npid = 7\nstart = {0}000\n'
+    for number in (2, 3):
+        (shell.run_dir / "attempts" / f"000{number}").write_text(start.format(number))
+    assert shell.resil("why").out.startswith("attempt 2 of gpt (job 101_2): ")
+    shell.fake.records.append(a_job(101, JobState.CANCELLED, task=3, raw_id=103, start_time=3000.0))
+    assert shell.resil("why").out.startswith("attempt 3 of gpt (job 101_3): cancelled ")
 
 
 def test_a_number_without_a_record_is_no_attempt_since_1970(shell: Shell) -> None:
