@@ -40,7 +40,7 @@ class Attempt:
         host: node of the batch shell.
         pid: of the batch shell.
         start_time: seconds since the epoch.
-        end_time: None while it runs, or if no end was recorded.
+        end_time: None while it runs, or if no end was recorded; of a lost one, when it last wrote a heartbeat.
         end: None while it runs, or if its end is unknown.
         exit_code: the launch's true exit code; None while unknown.
         why: the reason of the end, by the batch shell and the guards, or empty.

@@ -59,7 +59,10 @@ def _read_attempt(path: Path, number: int) -> Attempt | None:
     if not start:  # or empty, of a full disk
         return None
     end = _table(path / layout.attempt_end_file(number)) or {}
-    word = str(end.get("end", ""))
+    word, start_time, end_time = str(end.get("end", "")), _seconds(start.get("start")) or 0.0, _seconds(end.get("time"))
+    if word == AttemptEnd.LOST and end_time is not None:  # found by another attempt, which may have begun days later
+        with suppress(OSError):
+            end_time = max(start_time, min(end_time, (path / layout.attempt_beat_file(number)).stat().st_mtime))
     return Attempt(
         number=number,
         job_id=_integer(start.get("job_id")),
@@ -67,8 +70,8 @@ def _read_attempt(path: Path, number: int) -> Attempt | None:
         restart=_integer(start.get("restart")),
         host=str(start.get("host", "")),
         pid=_integer(start.get("pid")),
-        start_time=_seconds(start.get("start")) or 0.0,
-        end_time=_seconds(end.get("time")),
+        start_time=start_time,
+        end_time=end_time,
         end=AttemptEnd(word) if word in set(AttemptEnd) else None,
         exit_code=_integer(end["exit_code"]) if "exit_code" in end else None,
         why=printable(str(end.get("why", ""))),

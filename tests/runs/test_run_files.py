@@ -42,6 +42,18 @@ def test_an_attempt_with_an_end_tells_it(run: RunDirectory) -> None:
     assert (attempt.end, attempt.exit_code, attempt.end_time) == (AttemptEnd.STOPPED, 75, 2000.5)
 
 
+def test_a_lost_attempt_lasted_until_its_last_heartbeat_and_not_until_another_found_it(run: RunDirectory) -> None:
+    write(run, "0001", START)
+    write(run, "0001.end", 'end = "lost"\ntime = 9000\nseen_by = 2\n')
+    assert read_attempts(run)[0].end_time == 9000
+    beat = run.path / layout.ATTEMPTS / layout.attempt_beat_file(1)
+    write(run, beat.name, "1 7 1300\n")
+    os.utime(beat, (1300, 1300))
+    assert read_attempts(run)[0].end_time == 1300
+    os.utime(beat, (500, 500))
+    assert read_attempts(run)[0].end_time == 1000, "the clock of the file server is another"
+
+
 def test_an_exit_code_of_zero_is_known(run: RunDirectory) -> None:
     write(run, "0001", START)
     write(run, "0001.end", "exit_code = 0\n")
