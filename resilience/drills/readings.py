@@ -98,7 +98,7 @@ class Readings:
 
     def wrote_output(self) -> bool:
         """Return whether the training has written below RESIL_DRILL_DIR."""
-        return any(names for _, _, names in os.walk(self._scratch / "output"))
+        return any(path.is_file() for path in (self._scratch / "output").rglob("*"))
 
     def set_aside(self) -> list[str]:
         """Return the names of the checkpoints that an attempt has refused."""

@@ -21,6 +21,7 @@ from resilience.inject.injecting import Running
 from resilience.messages import cut
 from resilience.quantities import format_duration
 from resilience.runs import switches
+from resilience.runs.attempts import AttemptEnd
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.switch import Scope
 
@@ -251,7 +252,8 @@ class Training:
         if not self.see(lambda: self.struck().failure is not None and self.struck().end is not None, limit_s):
             return False
         row = self.struck()
-        ended = row.end_time if row.end_time is not None else self._clock.now()
+        is_found = row.end is AttemptEnd.LOST  # by the next attempt, just now
+        ended = self._clock.now() if is_found or row.end_time is None else row.end_time
         self.seen = replace(
             self.seen,
             stopped_s=max(0.0, ended - self._at),

@@ -54,7 +54,7 @@ def real_controller(how: str) -> Act:
     """The same, as an administrator does it."""
 
     def act(run: ChaosRun, fault: Fault, node: str, job: str) -> None:
-            words = ("scheduler", how, "--real", "--for", "10m")
+        words = ("scheduler", how, "--real", "--for", "10m")
         _inject(*words, ends_with_attempt=True, word=LOST)(run, fault, node, job)
         run.cluster.adopt("slurmctld")
 
