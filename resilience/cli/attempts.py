@@ -21,6 +21,7 @@ from resilience.errors import UsageError
 if TYPE_CHECKING:
     from resilience.attempts.ledger import Cause, LedgerRow
     from resilience.attempts.why import Why
+    from resilience.runs.run_directory import RunDirectory
 
 LOG_SUFFIXES = (".out", ".err", ".log", ".txt")
 SHOWN = 20
@@ -88,6 +89,7 @@ def attempts(
     from resilience.attempts.breaker import decide, looked_at, with_decisions
     from resilience.attempts.elsewhere import describe_exclusion, read_excluded
     from resilience.attempts.ledger import causes_of, read_ledger, totals_of
+    from resilience.messages import quoted
     from resilience.quantities import format_duration
     from resilience.runs.breaker_file import closings
 
@@ -117,6 +119,9 @@ def attempts(
     sums = map(format_duration, (totals.trained_s, totals.waited_s, totals.total_s))
     since = "" if shown[0].attempt == 1 else f" since attempt {shown[0].attempt}; of all attempts: --all"
     print("  trained {}, waited {}, in total {}".format(*sums) + since)
+    if rows[-1].failure is None and (silence := _silence(directory, now)):
+        print(f"  attempt {rows[-1].attempt} has no end, and its batch shell has written nothing for {silence}: "
+              f"resil status {quoted(directory.run)}")  # fmt: skip
     print(f"  {clean(decision.reason)}")
     if causes := ", ".join(map(_counted, causes_of(shown))):
         print(f"  causes: {clean(causes)}")
@@ -126,6 +131,15 @@ def attempts(
     host = clean(decision.culprit)
     if host and not any(one.jobs for one in excluded if one.host == decision.culprit):
         print(f"  {host} seems to be the cause; to go on elsewhere: resil submit --exclude {host}")
+
+
+def _silence(directory: RunDirectory, now: float) -> str:
+    """Return how long the batch shell of the last attempt has written no heartbeat; empty if it may be well."""
+    from resilience.quantities import format_duration
+    from resilience.runs.run_files import SIGN_OF_LIFE_S, last_beat, read_attempts
+
+    beat = last_beat(directory, read_attempts(directory, newest=1)[-1])
+    return format_duration(now - beat) if beat is not None and now - beat > 10 * SIGN_OF_LIFE_S else ""
 
 
 def _counted(cause: Cause) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,16 @@ def test_a_number_without_a_record_is_no_attempt_since_1970(shell: Shell) -> Non
     (shell.run_dir / "attempts" / "0002").touch()
     out = shell.resil("attempts").out
     assert out.count("1970-") == 1 and "trained 1 min, waited 0 s, in total 1 min\n" in out
+
+
+def test_a_last_attempt_that_has_fallen_silent_is_not_just_running(shell: Shell) -> None:
+    (shell.run_dir / "attempts" / "0001.end").unlink()
+    beat = shell.run_dir / "attempts" / "0001.beat"
+    beat.write_text("1 7 1300\n")
+    assert "running" in shell.resil("attempts").out and "has no end" not in shell.resil("attempts").out
+    os.utime(beat, (now := time.time() - 1560, now))
+    said = shell.resil("attempts").out
+    assert "  attempt 1 has no end, and its batch shell has written nothing for 26 min: resil status gpt\n" in said
 
 
 def test_a_run_may_be_named_by_its_directory(shell: Shell) -> None:

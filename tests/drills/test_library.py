@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from resilience.drills.library.corrupt_checkpoint import damage_checkpoint
 from resilience.drills.readings import answer
 from resilience.drills.rehearse import find, names
+from resilience.drills.training import CouldNotLook
 from resilience.drills.words import Facts, Outcome, Seen
 from resilience.errors import UsageError
 
@@ -127,6 +129,12 @@ def test_nothing_is_missing_with_all_settings(drill: str) -> None:
 def test_a_plan_names_the_setting_that_is_missing(drill: str, facts: Facts, missing: str) -> None:
     found = find(drill).outlook(facts).missing
     assert any(missing in sentence for sentence in found), found
+
+
+def test_a_user_who_cannot_lose_a_node_of_slurm_is_shown_how_to_lose_one() -> None:
+    with pytest.raises(CouldNotLook) as refused:
+        find("lose-node").play(Mock(facts=replace(FACTS, scheduler="slurm")))
+    assert refused.value.hint == "resil drill lose-node --scheduler local"
 
 
 def test_there_are_the_seven_drills() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resilience.drills.library import Drill
-from resilience.drills.training import Training
+from resilience.drills.training import CouldNotLook, Training
 from resilience.drills.words import Facts, Judgement, Outcome, Outlook, Seen, judge_resumed, missing_settings, resumed
 
 END_S, RESUME_S = 300.0, 600.0
@@ -20,6 +20,9 @@ def outlook(facts: Facts) -> Outlook:
 
 def play(training: Training) -> None:
     """Save, and lose the node of the batch shell."""
+    if training.facts.scheduler == "slurm":
+        hint = "resil drill lose-node --scheduler local"
+        raise CouldNotLook("only an administrator can take a node of SLURM away", hint=hint)
     training.save()
     training.watch()
     training.more_steps()
