@@ -29,7 +29,7 @@ class TargetSettings:
         rank: the rank to hit, as the training numbers it.
         step: all ranks of the training.
         node: every process of the job on this node.
-        batch: the batch shell of the job.
+        batch: the batch shell of the job; only `kill` and `stop` can.
     """
 
     rank: int | None = None
