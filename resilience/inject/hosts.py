@@ -21,6 +21,8 @@ from resilience.system.answers import answer_lines, parse_answers
 
 SRUN_S = 45.0
 """How long a task beside the training may take: srun waits for a slot, and starts Python from a shared disk."""
+SOON_S = 10.0
+"""The same for an undo, before it is asked whether the attempt is over: the srun of a job that ends just then waits."""
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
@@ -66,7 +68,7 @@ def command(job: str, hosts: Sequence[str]) -> list[str]:
 
 
 def ask(
-    scene: Scene, job: str, orders: Mapping[str, Mapping[str, Any]], answer: Answer
+    scene: Scene, job: str, orders: Mapping[str, Mapping[str, Any]], answer: Answer, timeout_s: float = SRUN_S
 ) -> dict[str, Mapping[str, Any]]:
     """Have each host answer its order, and return the answers by host.
 
@@ -79,7 +81,7 @@ def ask(
     lines = list[str]()
     failure: ProbeError | None = None
     try:
-        for line in scene.project.system.runner.stream(argv, timeout_s=SRUN_S):
+        for line in scene.project.system.runner.stream(argv, timeout_s=timeout_s):
             lines.append(line)
     except ProbeError as error:
         failure = error
@@ -92,6 +94,26 @@ def ask(
             hint=failure.hint or "has the job ended? see: resil status --fresh",
         ) from failure
     return found
+
+
+def ask_to_undo(
+    scene: Scene, state: Mapping[str, Any], orders: Mapping[str, Mapping[str, Any]], answer: Answer
+) -> dict[str, Mapping[str, Any]]:
+    """Have each host undo a fault, as `ask`; no answers if the attempt that was hit is over.
+
+    Raise ProbeError if a host does not answer although it is not: a job that was requeued may have other nodes.
+    """
+    try:
+        return ask(scene, state["srun_job"], orders, answer, SOON_S)
+    except ProbeError:
+        if is_over(scene, state):
+            return {}
+    try:
+        return ask(scene, state["srun_job"], orders, answer)
+    except ProbeError:
+        if not is_over(scene, state):
+            raise
+    return {}
 
 
 def serve(answer: Answer) -> Mapping[str, Any]:

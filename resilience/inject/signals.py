@@ -14,10 +14,10 @@ from typing import Any
 
 from resilience import layout
 from resilience.base.processes import is_same, start_ticks
-from resilience.errors import ProbeError, ResilError, UsageError
+from resilience.errors import ResilError, UsageError
 from resilience.inject import Plan, Scene, stopping
 from resilience.inject.holding import start_holders
-from resilience.inject.hosts import command, is_over
+from resilience.inject.hosts import command
 from resilience.inject.targets import Target, TargetSettings, choose, look_at_processes, signal_processes
 from resilience.messages import plural
 from resilience.runs.run_directory import RunDirectory
@@ -163,12 +163,8 @@ def continue_processes(state: Mapping[str, Any], scene: Scene) -> None:
     until = time.monotonic() + (HOLDER_S if "client" in state else 0.0)
     while not (have_answered := _have_answered(state, scene)) and time.monotonic() < until:
         time.sleep(POLL_S)
-    try:
-        if not have_answered:
-            signal_processes(signal.SIGCONT, state, scene)
-    except ProbeError:
-        if not is_over(scene, state):
-            raise
+    if not have_answered:
+        signal_processes(signal.SIGCONT, state, scene, is_undo=True)
     forget_answers(state, scene)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from resilience.base.processes import start_ticks
 from resilience.errors import NoSuchJob, ResilError, UsageError
 from resilience.inject import Scene
-from resilience.inject.hosts import ask, hosts_of, place_of
+from resilience.inject.hosts import ask, ask_to_undo, hosts_of, place_of
 from resilience.inject.processes import Process, answer, is_helper, is_own, ranks_in, tree_of
 from resilience.messages import plural
 from resilience.ranks.beats import NodeBeat
@@ -181,13 +181,15 @@ def _numbers(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
 
 
-def signal_processes(number: int, state: Mapping[str, Any], scene: Scene) -> dict[str, Mapping[str, Any]]:
+def signal_processes(
+    number: int, state: Mapping[str, Any], scene: Scene, *, is_undo: bool = False
+) -> dict[str, Mapping[str, Any]]:
     """Signal the processes of a plan that are still there, and return what became of each, by host.
 
-    Raise ProbeError if a host does not answer.
+    Raise ProbeError if a host does not answer; an undo has nothing to do once the attempt is over.
     """
     orders = {host: {"signal": number, "pids": list(some)} for host, some in state["pids"].items()}
-    return ask(scene, state["srun_job"], orders, answer)
+    return ask_to_undo(scene, state, orders, answer) if is_undo else ask(scene, state["srun_job"], orders, answer)
 
 
 def check_sent(found: Mapping[str, Mapping[str, Any]], job: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from resilience.errors import ProbeError, UsageError
-from resilience.inject import Plan, hosts, signals
+from resilience.inject import Plan, hosts
 from resilience.inject.faults import clock, exit, hang, kill, leak, oom, scheduler, slow, stop
 from resilience.inject.processes import Process, is_elsewhere, is_helper, ranks_in, tree_of
 from resilience.inject.targets import TargetSettings
@@ -190,10 +190,13 @@ def test_a_node_that_does_not_answer_needs_no_undo_once_the_attempt_is_over(
     number: int,
     is_harmless: bool,
 ) -> None:
-    def refuse(*_: object) -> None:
+    asked = list[float]()
+
+    def refuse(scene: Any, job: str, orders: Any, answer: Any, timeout_s: float = hosts.SRUN_S) -> None:
+        asked.append(timeout_s)
         raise ProbeError("requested node not in this job's allocation")
 
-    monkeypatch.setattr(signals, "signal_processes", refuse)
+    monkeypatch.setattr(hosts, "ask", refuse)
     monkeypatch.setattr(hosts, "place_of", lambda _: SimpleNamespace(attempt=number, start=JobId(12)))
     job = None if state is None else SimpleNamespace(state=state)
     presence = SimpleNamespace(liveness=liveness, job=job)
@@ -206,3 +209,4 @@ def test_a_node_that_does_not_answer_needs_no_undo_once_the_attempt_is_over(
     plan = stop.FAULT.plan(TargetSettings(rank=1), SEEN)
     with nullcontext() if is_harmless else pytest.raises(ProbeError):
         stop.FAULT.undo(plan.state, scene)
+    assert asked == [hosts.SOON_S, hosts.SRUN_S][: 1 if is_harmless else 2], "an srun may wait for a job that is over"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resilience.errors import ProbeError, ResilError, UsageError
+from resilience.errors import ResilError, UsageError
 from resilience.inject import Plan, Scene
 from resilience.inject.files import choice, holder
 from resilience.inject.files.behaviour import Behaviour
 from resilience.inject.files.place import Facts, answer
 from resilience.inject.holding import start_holders
-from resilience.inject.hosts import ask, command, hosts_of, is_over, place_of
+from resilience.inject.hosts import ask, ask_to_undo, command, hosts_of, place_of
 from resilience.records import from_record
 
 FOLDER = "preload"
@@ -120,12 +120,7 @@ class FileFault:
     def undo(self, state: Mapping[str, Any], scene: Scene) -> None:
         """End the holders; do it instead of those that were killed."""
         order = {"stop": [scene.id, state["how"], state["directory"], state["control"]]}
-        try:
-            found = ask(scene, state["srun_job"], dict.fromkeys(state["hosts"], order), answer)
-        except ProbeError:
-            if is_over(scene, state):
-                return
-            raise
+        found = ask_to_undo(scene, state, dict.fromkeys(state["hosts"], order), answer)
         if errors := [f"{host}: {one['error']}" for host, one in found.items() if one["error"]]:
             raise ResilError("; ".join(errors))
 
