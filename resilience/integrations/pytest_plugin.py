@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from resilience.guard.testing import GuardScript
     from resilience.integrations.pytest_cluster import TestCluster
 
-KINDS = ("embedded", "auto", "slurm")
+KINDS = ("auto", "slurm", "embedded")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option and the ini key that permit jobs on a real cluster."""
+    """Add the option and the ini key that say which cluster the jobs of tests run on."""
     text = (
-        "where resil_cluster runs jobs: embedded (default), a scheduler of its own on this machine; auto, your SLURM "
-        "where it is installed and answers, else embedded; or slurm"
+        "where resil_cluster runs jobs: auto (default), your SLURM where it is installed and answers, else embedded; "
+        "slurm; or embedded, a scheduler of its own on this machine"
     )
     parser.getgroup("resil").addoption("--resil-cluster", choices=KINDS, help=text)
-    parser.addini("resil_cluster", text, default="embedded")
+    parser.addini("resil_cluster", text, default="auto")
 
 
 def pytest_configure(config: pytest.Config) -> None:

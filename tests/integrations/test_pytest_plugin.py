@@ -171,18 +171,20 @@ def test_a_cluster_runs_jobs_and_leaves_nothing(outcome: pytest.Pytester) -> Non
         def test_a_rank_of_a_job_that_has_ended_is_not_waited_for(resil_cluster):
             import pytest
             resil_cluster.wait(resil_cluster.submit("true"))
-            with pytest.raises(Exception, match="has ended"):
+            with pytest.raises(Exception, match="no attempt of run test is running"):
                 resil_cluster.kill(rank=0)
             with pytest.raises(TimeoutError, match="all jobs ended before the condition.*COMPLETED"):
                 resil_cluster.wait(until=lambda: resil_cluster.step() > 5, timeout_s=3600)
         """,
+        "--resil-cluster",
+        "embedded",
     )
     spool = Path((outcome.path / "spool").read_text())
     assert spool.is_dir()
     assert Spool(spool).daemon_pid() == 0
 
 
-def test_slurm_is_used_only_when_asked_for_and_it_answers(
+def test_slurm_is_used_where_it_answers_and_never_if_the_embedded_one_is_asked_for(
     outcome: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bin = outcome.mkdir("bin")
@@ -191,9 +193,9 @@ def test_slurm_is_used_only_when_asked_for_and_it_answers(
         (bin / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin}:/usr/bin:/bin")
     test = "def test_kind(resil_cluster): assert resil_cluster.kind == 'local'"
-    passes(outcome, test)
+    passes(outcome, test, "--resil-cluster", "embedded")
     assert not (outcome.path / "called").exists()
-    passes(outcome, test, "--resil-cluster", "auto")
+    passes(outcome, test)
     assert (outcome.path / "called").exists()
     skipped = passes(outcome, test, "-o", "resil_cluster=slurm", "-rs")
     skipped.stdout.fnmatch_lines(["*resil_cluster = slurm: scontrol ping says: Slurmctld is DOWN*"])
