@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 KEEPER = (sys.executable, "-m", "resilience.inject.keeper")
 UNDO_S = 120.0
 """How long the keeper may take to undo a fault; then the injector tries it itself."""
-OVER, BY_HAND, INTERRUPTED, KILLED, OVERDUE = (
-    "its time was over", "undone by hand", "its injector was interrupted", "its injector was killed",
-    "overdue: its injector and its keeper had ended",
+OVER, GONE, BY_HAND, INTERRUPTED, KILLED, OVERDUE = (
+    "its time was over", "the attempt that it hit is over", "undone by hand", "its injector was interrupted",
+    "its injector was killed", "overdue: its injector and its keeper had ended",
 )  # fmt: skip
 ON = "on"
 """What the injector tells its keeper when the fault has started."""

@@ -20,10 +20,11 @@ from resilience import layout
 from resilience.errors import ResilError
 from resilience.inject import Scene
 from resilience.inject.holding import READY, close_outputs, say
-from resilience.inject.injecting import KILLED, ON, OVER, load_fault, undo
+from resilience.inject.injecting import GONE, KILLED, ON, OVER, load_fault, undo
 from resilience.runs.injections import Injection, read_injection
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import read_attempts
 from resilience.settings.load import load
 from resilience.system.ports import System
 
@@ -86,14 +87,25 @@ def _wait(project: Project, directory: RunDirectory, injection: Injection) -> st
         if select.select([0], [], [], max(0.0, min(due - now, end - now, LOOK_S)))[0]:
             return _read_line() or KILLED
         try:
-            if (found := read_injection(directory, injection.id)) is not None and not found.is_on:
-                return found.how
+            if (found := read_injection(directory, injection.id)) is not None:
+                if not found.is_on:
+                    return found.how
+                if _is_gone(directory, found):
+                    return GONE
             if tend is not None and time.monotonic() >= due:
                 pause_s = float(tend(injection.state, scene))
                 due = time.monotonic() + max(0.01, pause_s)
         except ResilError as error:
             return f"it could not go on: {error.message}"
     return OVER
+
+
+def _is_gone(directory: RunDirectory, injection: Injection) -> bool:
+    """Return whether the attempt is over whose job of SLURM holds the fault: SLURM ends what is held with it."""
+    if not injection.state.get("srun_job"):
+        return False
+    newest = next(iter(read_attempts(directory, newest=1)), None)
+    return newest is not None and (newest.number != injection.state["attempt"] or newest.end is not None)
 
 
 def _read_line() -> str:

@@ -241,6 +241,18 @@ def test_if_both_are_killed_the_record_remains_and_undoes_it(shell: Shell) -> No
     assert not mark.exists() and shell.resil("inject", "undo", "--all").out == "nothing is on\n"
 
 
+def test_a_fault_that_a_job_of_slurm_holds_is_over_with_its_attempt(shell: Shell) -> None:
+    directory, mark = allow(shell), shell.directory / "mark"
+    attempts = directory.path / "attempts"
+    (attempts / "0001").write_text('job_id = 101\nrestart = 0\nhost = "n1"\npid = 7\nstart = 1000\n')
+    with inject(prepare(shell.project, directory, "big-mark", {"path": str(mark)}, 3600.0)) as running:
+        held = {**running.injection.state, "srun_job": "101", "attempt": 1}
+        keep_injection(directory, replace(running.injection, state=held))
+        (attempts / "0001.end").write_text('end = "exited"\nexit_code = 1\ntime = 1060\n')
+        until(lambda: not read_injections(directory)[0].is_on)
+    assert read_injections(directory)[0].how == "the attempt that it hit is over" and not mark.exists()
+
+
 def test_the_next_injection_undoes_what_is_overdue(shell: Shell) -> None:
     directory, old = allow(shell), shell.directory / "old"
     kill_both(shell, old)
