@@ -183,6 +183,10 @@ def _resumes(facts: Facts) -> Iterator[str]:
             yield f"attempt {attempt} began at step {ranks[0]}, and the newest good checkpoint was that of {newest}"
 
 
+LAUNCHER = "srun: error: "
+"""The last words about an attempt may be those of its launcher, and then they are the same for different faults."""
+
+
 def _told(facts: Facts) -> Iterator[str]:
     """Each verdict of each incident is told once, and so is its end."""
     notices = [notice for message in facts.messages for notice in message["notices"]]
@@ -193,8 +197,9 @@ def _told(facts: Facts) -> Iterator[str]:
     begins = Counter((one["fingerprint"], one["summary"]) for one in notices if one["reason"] == "FIRST")
     lasted = [fault for faults in _faults_of(facts).values() for fault in faults if fault.of.holds or fault.of.lingers]
     most = max(Counter(lasted).values(), default=1)  # the same end of so many attempts
+    failed = sum(one.failure not in ("", "finished") for one in facts.attempts)
     for (_, summary), times in begins.items():
-        if times > most:
+        if times > (max(most, failed) if LAUNCHER in summary else most):
             yield f"{times} incidents were told of one thing: {summary}"
     for message in facts.messages:
         if not message["notices"]:

@@ -67,6 +67,7 @@ def _go_through(run: ChaosRun) -> None:
     while True:
         if run.is_finished:
             run.until(lambda: not run.queued, "the rest of the queue to end")
+            run.wait_for_looks(2)  # one that began before the end may tell yet
             run.until(lambda: all(one["resolved"] for one in run.incidents()), "all incidents to be resolved")
             return
         run.incidents()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import threading
@@ -228,6 +229,16 @@ class ChaosRun(TrainingRun):
             rest, _ = injector.communicate()
             if time.monotonic() > deadline:
                 raise Waited(f"resil inject {' '.join(words)}: {said}{rest}")
+
+    def wait_for_looks(self, count: int) -> None:
+        """Wait until each watchdog has looked so many times more."""
+
+        def looks() -> list[int]:
+            paths = sorted(self.project.glob("watch.?"))
+            return [len(re.findall("^LOG ", path.read_text(), re.MULTILINE)) for path in paths]
+
+        before = looks()
+        self.until(lambda: all(now >= one + count for now, one in zip(looks(), before, strict=True)), "the watchdogs")
 
     def end_injections(self) -> list[str]:
         """End what is still on, as Ctrl-C does; return what stays on."""
