@@ -78,6 +78,7 @@ def test_it_does_not_begin_where_it_shall_stop(tmp_path: Path, switch: str) -> N
     assert not (tmp_path / "final-loss").exists()
 
 
+@pytest.mark.soak
 def test_a_save_switch_makes_a_checkpoint_that_is_kept(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     (run_dir / "switches").mkdir(parents=True)

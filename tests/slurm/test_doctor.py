@@ -34,6 +34,7 @@ def test_a_job_on_a_node_answers_and_is_gone_afterwards(accounted: Cluster, run:
     until(lambda: not set(accounted.squeue("%T")) & {"PENDING", "RUNNING", "COMPLETING"}, "the job to end")
 
 
+@pytest.mark.soak
 def test_accounting_is_what_sacct_says_and_not_slurm_conf(accounted: Cluster, run: ClusterRun) -> None:
     assert examined(run)["accounting"] | {"advice": ""} == {
         "topic": "accounting", "verdict": "OK", "text": "`sacct -j 1` answered", "advice": ""

@@ -85,6 +85,7 @@ def test_a_controller_that_hangs_gives_no_answer_and_costs_no_more_than_the_dead
     scontrol.wait()
 
 
+@pytest.mark.soak
 def test_a_job_that_slurm_lets_overrun_has_the_limit_for_its_end_and_stops_for_that() -> None:
     """OverTimeLimit: it lives on, and squeue goes on telling the limit itself, in the past by then."""
     with Cluster(nodes=1, extra="OverTimeLimit=5\n") as cluster:
