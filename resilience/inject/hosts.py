@@ -103,16 +103,14 @@ def ask_to_undo(
 
     Raise ProbeError if a host does not answer although it is not: a job that was requeued may have other nodes.
     """
-    try:
-        return ask(scene, state["srun_job"], orders, answer, SOON_S)
-    except ProbeError:
-        if is_over(scene, state):
-            return {}
-    try:
-        return ask(scene, state["srun_job"], orders, answer)
-    except ProbeError:
-        if not is_over(scene, state):
-            raise
+    for timeout_s in (SOON_S, SRUN_S):
+        try:
+            return ask(scene, state["srun_job"], orders, answer, timeout_s)
+        except ProbeError:
+            if is_over(scene, state):
+                break
+            if timeout_s == SRUN_S:
+                raise
     return {}
 
 
